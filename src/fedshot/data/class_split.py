@@ -21,7 +21,7 @@ _INTEGER = re.compile(r"([+-]?[0-9]{1,18})(?:\.0+)?")  # a name that is an integ
 
 @dataclass(frozen=True)
 class ClassSplit:
-    """The class numbers for training (`base`), selection (`validation`) and test (`novel`).
+    """Class numbers for training (`base`), choice of the round (`validation`), test (`novel`).
 
     The parts are disjoint. `validation` may be empty, and so may `novel` if clients are tested on
     their own classes.
@@ -61,8 +61,8 @@ class ClassSplit:
         """Return the split given by class names, numbers as text, or ranges such as `0-4`.
 
         A name takes precedence over a number: "7" is the class named "7", if there is one. If all
-        class names are integers, numbers and ranges refer to names, never to positions. If some
-        are, an entry that means different classes by name and by position raises DataError.
+        class names are integers, numbers and ranges refer to names, never to positions. If only
+        some are, an entry that means other classes by name than by position raises DataError.
         """
         names = _Names(dataset)
 
@@ -75,7 +75,7 @@ class ClassSplit:
     def at_random(
         cls, dataset: Dataset, n_base: int, n_validation: int, n_novel: int, key: Key
     ) -> ClassSplit:
-        """Return a random split, drawn under `key`, of the classes that have examples."""
+        """Return a random split of the classes that have examples; `key` seeds the draw."""
         n, held = n_base + n_validation + n_novel, np.unique(dataset.y)
         if min(n_base, n_validation, n_novel) < 0 or n > len(held):
             empty = dataset.n_classes - len(held)
@@ -94,7 +94,7 @@ class ClassSplit:
 
 
 class _Names:
-    """A dataset's class names, which resolve the entries of a split."""
+    """Resolves the entries of a split to the class numbers of a dataset."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -159,12 +159,12 @@ class SplitOptions:
 
     Args:
         base: classes to train on: names, numbers, or ranges such as "0-4".
-        validation: classes that choose the round; may be empty.
+        validation: classes whose accuracy selects the round to test; may be empty.
         novel: classes to test on.
-        random: numbers of base, validation and novel classes to draw at random instead.
+        random: draw the classes at random: the numbers of base, validation and novel classes.
         users: split users instead of classes: the shares for training, validation and testing,
             such as [0.6, 0.2, 0.2].
-        seed: of the draw by `random` or `users`; null for the seed of the test, test.seed.
+        seed: seed of the draw by `random` or `users`; null for the seed of the test, test.seed.
     """
 
     base: tuple[str, ...] = ()
@@ -190,7 +190,10 @@ class SplitOptions:
             )
 
     def of(self, dataset: Dataset, standard: ClassSplit | None, key: Key) -> ClassSplit:
-        """Return the split of a dataset. Raises ConfigError if nothing defines one."""
+        """Return a dataset's split by these options, or else `standard`, the data's own split.
+
+        Raises ConfigError if neither defines a split.
+        """
         if self.random is not None:
             return ClassSplit.at_random(dataset, *self.random, key.at("split"))
         if self.base or self.validation or self.novel:

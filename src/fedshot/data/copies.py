@@ -18,14 +18,14 @@ _SOME = 512  # bytes from the middle of an image, which suffice to distinguish m
 
 @dataclass(frozen=True)
 class Copies:
-    """Numbers of examples that are identical to another one, as the model gets them.
+    """Counts of examples that are identical to another example, as inputs of the model.
 
     Args:
         examples: number of examples, without empty texts.
-        identical: number that are identical to any other example.
-        within: to another example of the same class.
-        across: to an example of another class.
-        parts: to an example of another part (training, validation, test).
+        identical: number identical to any other example.
+        within: number identical to another example of the same class.
+        across: number identical to an example of another class.
+        parts: number identical to an example of another part (training, validation, test).
     """
 
     examples: int
@@ -36,7 +36,7 @@ class Copies:
 
     @classmethod
     def of(cls, dataset: Dataset, parts: Sequence[Ints]) -> Copies:
-        """Count among the rows of these parts; a row in several parts belongs to the first."""
+        """Count identical rows of these parts; a row in several parts counts in the first."""
         every = np.concatenate(parts)
         rows, first = np.unique(every, return_index=True)
         part = np.repeat(np.arange(len(parts)), [len(one) for one in parts])[first]
@@ -44,7 +44,7 @@ class Copies:
             full = dataset.x.lengths(rows) > 0
             rows, part = rows[full], part[full]
         n = len(rows)
-        # Hash the whole content only of images that agree with another in a few bytes.
+        # Only images whose middle bytes equal those of another image are hashed in full.
         twins = _repeated(_contents(dataset, rows, _SOME))
         rows, part = rows[twins], part[twins]
         contents = _contents(dataset, rows)
@@ -88,7 +88,7 @@ def _repeated(values: Sequence[Hashable]) -> Ints:
 
 
 def _sizes(group: Ints, other: Ints | None = None) -> Ints:
-    """Return for each row the number of rows with its group and, if given, its `other`."""
+    """Return, for each row, how many rows have the same group and, if given, the same `other`."""
     pairs = np.stack([group, np.zeros_like(group) if other is None else other])
     _, which, sizes = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
     return sizes[which.reshape(-1)]

@@ -1,7 +1,7 @@
 """Labelled images or texts in memory.
 
-A dataset is a few arrays, never a list of objects. The arrays may be memory-mapped, and clients
-hold row numbers rather than copies.
+A dataset is a few arrays, never a list of objects. The arrays may be memory-mapped. Clients store
+row numbers, not copies.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _FEW = 5  # maximum number of classes in an error
 class Dataset:
     """Images `x` (uint8 [n, H, W, C]), or texts (`Tokens`), and class numbers `y` (int64 [n]).
 
-    `users` are numbers from 0 on, never names. `standard` is the class split of the data, if it has
-    one. `skipped` describes the files that were skipped. Examples with the same number in
-    `groups`, such as frames of a video or images of a patient, are nearly alike: an episode has
-    those of one class in its support set or in its query set, never in both.
+    `users` are user numbers from 0 on, never names. `standard` is the class split that the data
+    define, if any. `skipped` describes the files that were skipped. Examples with the same number
+    in `groups`, such as frames of a video or images of a patient, are nearly alike. An episode puts
+    those of one class into its support set or its query set, never into both.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Dataset:
 
     @property
     def n_classes(self) -> int:
-        """The number of classes, including those without images."""
+        """The number of classes, including classes without examples."""
         return len(self.class_names)
 
     @property
@@ -161,7 +161,7 @@ def _check_pixels(name: str, x: Pixels) -> None:
 
 
 def check_classes(where: object, noun: str, y: Ints, names: Sequence[str], fix: str) -> None:
-    """Raise DataError if the file or folder `where` has no example of some class."""
+    """Raise DataError if a class has no example; `where` is the file or folder of the data."""
     missing = np.flatnonzero(np.bincount(y, minlength=len(names)) == 0).tolist()
     if missing:
         first = ", ".join(repr(names[c]) for c in missing[:_FEW])

@@ -1,7 +1,8 @@
-"""Convert a user's examples to model inputs, as the training data were converted.
+"""Convert a user's examples to model inputs in the same way as the training data.
 
-Images are processed as by the run's source: Omniglot's drawings are scaled down by averaging and
-inverted, others are resized as those of a folder. Texts are tokenised as by the source.
+Images are processed as the run's data source does: for Omniglot they are scaled down by averaging
+and inverted, for other sources they are resized as in `ImageFolder`. Texts are tokenised as the
+source does.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ _LIMIT = 1 << 20  # bytes of a text file
 class Pictures:
     """Converts images to uint8 arrays of one shape (height, width, channels).
 
-    A file, its bytes or an opened image is processed as the training data were. It may be grey,
-    colour, with a palette or with transparency, which is dropped. An array is expected to look as
-    the dataset's images, and is only resized if its size or channels differ.
+    A file, its bytes or an opened image is processed as the training data were. It may be grey, in
+    colour, have a palette or transparency; transparency is dropped. An array must contain pixels as
+    the dataset does; it is resized or converted if its size or channels differ.
     """
 
     shape: tuple[int, int, int]
@@ -46,7 +47,7 @@ class Pictures:
 
     @classmethod
     def like(cls, source: Source, shape: tuple[int, ...]) -> Pictures:
-        """Return the conversion that a source uses."""
+        """Return the conversion to images of `shape` that a data source uses."""
         height, width, channels = shape
         aspect: Aspect = getattr(source, "aspect", "squeeze")
         return cls((height, width, channels), isinstance(source, Omniglot), aspect)
@@ -95,10 +96,10 @@ class Sentences:
     """Converts texts to word numbers.
 
     Args:
-        numbers: the row of every word that has a vector.
+        numbers: word -> row of the table of vectors, for every word that has a vector.
         cut: maximum number of words of a text.
         keep: "all", or "known" to drop words that have no vector.
-        source: the source whose tokenisation is used.
+        source: the data source whose tokenisation is used.
     """
 
     numbers: Mapping[str, int]
@@ -107,9 +108,9 @@ class Sentences:
     source: Source
 
     def read(self, text: str | Path | Sequence[str], name: object) -> Words:
-        """Return int32 [L] of a text, a text file, or a sequence of tokens.
+        """Return the word numbers, int32 [L], of a text, a text file, or a sequence of tokens.
 
-        Raises DataError, which names the text, if none of its words is known.
+        Raises DataError, which names the text, if none of its words has a vector.
         """
         words = self._words(read_text(text) if isinstance(text, Path) else text)
         if not words:
@@ -131,7 +132,7 @@ class Sentences:
             return tokenize(html.unescape(text))
         if not isinstance(self.source, HuffPost):
             return tokenize(text)
-        # HuffPost's headlines are tokenised, as in "it 's": known words stay as they are.
+        # HuffPost's headlines come tokenised, as in "it 's"; words with a vector are not split.
         each = ([w] if w in self.numbers else tokenize(w) for w in text.lower().split())
         return [word for words in each for word in words]
 

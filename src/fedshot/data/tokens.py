@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from fedshot.core.errors import DataError
 
-PADDING = 0  # pads a row after its text; its vector is zero
-UNKNOWN = 1  # every word without a vector
+PADDING = 0  # word number after the end of a text; its vector is zero
+UNKNOWN = 1  # word number of every word without a vector
 FIRST_WORD = 2  # row of the first word with a vector
 
 Words: TypeAlias = npt.NDArray[np.int32]
@@ -21,7 +21,7 @@ Table: TypeAlias = npt.NDArray[np.float32]
 
 
 class Numbers(dict[str, int]):
-    """Numbers of words or names, from 0 on in the order of their first lookup."""
+    """Assigns numbers to words or names, from 0 on, in the order of their first lookup."""
 
     def __missing__(self, word: str) -> int:
         self[word] = number = len(self)
@@ -30,11 +30,11 @@ class Numbers(dict[str, int]):
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Text i is `ids[offsets[i]:offsets[i + 1]]`, and word w has the vector `table[w]`.
+    """Texts as word numbers: text i is `ids[offsets[i]:offsets[i + 1]]`, word w has `table[w]`.
 
     A text may be empty. `cut` is the maximum length of a text, and part of a model's input shape.
     `words` are the words of the rows of `table` from FIRST_WORD on, if known. `dropped` is the
-    number of words that were dropped since they have no vector. Neither is part of the hash.
+    number of words dropped because they have no vector. `words` and `dropped` are not hashed.
     """
 
     ids: Words  # [m], each PADDING < id < V
@@ -124,7 +124,7 @@ class Tokens:
         return self.offsets[indices + 1] - self.offsets[indices]
 
     def rows(self, indices: Ints) -> Words:
-        """Return int32 [k, L], texts padded with 0 to the longest; L is at least 1."""
+        """Return these k texts as int32 [k, L], padded with 0 to the longest; L is at least 1."""
         lengths = self.lengths(indices)
         column = np.arange(max(1, int(lengths.max(initial=0))))
         real = column < lengths[:, None]
@@ -140,7 +140,7 @@ class Tokens:
         return Tokens(ids, offsets, self.table, self.cut, self.words)
 
     def alone(self) -> Tokens:
-        """Return the same texts with a table that holds only the vectors of their words."""
+        """Return the same texts with a table reduced to the vectors of their words."""
         found = np.unique(self.ids)
         rows = np.concatenate([np.arange(FIRST_WORD), found[found >= FIRST_WORD]])
         ids = np.searchsorted(rows, self.ids).astype(np.int32)
@@ -148,7 +148,7 @@ class Tokens:
         return Tokens(ids, self.offsets, self.table[rows], self.cut, words)
 
     def hash_into(self, sha: hashlib._Hash) -> None:
-        """Update a hash with shapes, cut, words and vectors."""
+        """Update a hash with shapes, cut, word numbers and vectors."""
         sha.update(f"tokens:{self.ids.shape}{self.offsets.shape}{self.table.shape}".encode())
         sha.update(f"cut:{self.cut};".encode())
         for array in (self.ids, self.offsets, self.table):

@@ -1,7 +1,7 @@
-"""The process that trains one cell: it reads an order from stdin and writes events to stdout.
+"""The process that trains one cell (row and column of a recipe).
 
-The process ends when its parent does, because stdin closes then. Nothing is lost: the run resumes
-from its last checkpoint.
+It reads a job from stdin and writes events to stdout. It exits when its parent does, because stdin
+then closes. The next worker for the cell resumes the run from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _events: TextIO = sys.stdout
 
 
 def main() -> int:
-    """Carry out the order that `jobs.Job` sends."""
+    """Run the job on stdin, the JSON of `jobs.Job.order`; return the exit code."""
     global _events  # noqa: PLW0603  (stdout carries events only, whatever a library prints)
     _events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -66,7 +66,7 @@ def _experiment(order: dict[str, Any]) -> Experiment:
 
 
 def _train(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
-    """Train to the last round, test, and return what a table needs."""
+    """Train to the last round, test, and return the facts that a table needs."""
     del order
     result = run.folder / RESULT
     if run.round < run.config.run.rounds or not result.exists():
@@ -120,7 +120,13 @@ _ACTIONS = {"train": _train, "follow": _follow, "tune": _tune}
 
 
 def _summary(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dict[str, Any]:
-    """Return what a table needs of a run's result and of the run that trained its models."""
+    """Return the facts that a table needs.
+
+    Args:
+        run: the run of the cell.
+        trained: the run that trained its models; `run` itself unless training is shared.
+        found: the test score and the chosen round.
+    """
     prepared, test = run.setting, run.config.test
     return facts_of(prepared) | {
         "test": found["test"],
@@ -136,9 +142,9 @@ def _summary(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dic
 
 
 def pixels(prepared: PreparedRun, result: Mapping[str, Any]) -> dict[str, float]:
-    """Return accuracy and interval of the nearest class mean of raw pixels; `{}` for texts.
+    """Return accuracy and interval of the raw-pixel baseline (nearest class mean); `{}` for texts.
 
-    They come from a run's `result` where it holds them.
+    Both are read from the run's `result` if it contains them, else computed.
     """
     if prepared.dataset.is_text:
         return {}
@@ -150,7 +156,7 @@ def pixels(prepared: PreparedRun, result: Mapping[str, Any]) -> dict[str, float]
 
 
 def _here(run: Experiment) -> dict[str, Any]:
-    """Return the code and the machine that train a run."""
+    """Return the code version and the machine, for a run's history."""
     method = run.config.settings["method"]["name"]
     return {
         "commit": provenance.revision(method),
@@ -160,7 +166,7 @@ def _here(run: Experiment) -> dict[str, Any]:
 
 
 def _finish(run: Experiment) -> None:
-    """Train to the last round; a process with nothing left to train is not noted."""
+    """Train to the last round; record code and machine in the history if any round is left."""
     with run.alone():
         run.refresh()
         if run.round < run.config.run.rounds:
@@ -193,7 +199,7 @@ def _history(run: Experiment) -> dict[str, Any]:
 
 
 def _peak() -> int:
-    """Return the peak memory of this process in bytes; 0 where the system does not say."""
+    """Return the peak memory of this process in bytes; 0 on Windows, which does not report it."""
     if sys.platform == "win32":
         return 0
     import resource

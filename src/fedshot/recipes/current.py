@@ -1,4 +1,7 @@
-"""Which finished cells fit a recipe as it is today."""
+"""Select the results that are up to date with the current recipe.
+
+A result is of one cell (row and column of a recipe), and out of date if its settings have changed.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,13 @@ from fedshot.recipes.runner import State
 def current(
     name: str, variant: str, results: Sequence[CellResult], recipe: Recipe | None
 ) -> tuple[list[State], list[str]]:
-    """Return the states of results that fit today's recipe, and why the others do not.
+    """Return a `State` for each up-to-date result, and a text for each that is out of date.
 
-    All `results` are of the recipe called `name` and of `variant`; `recipe` is None if it no
-    longer exists.
+    Args:
+        name: name of the recipe of all `results`.
+        variant: budget and tuning of all `results`, such as "small-tune4".
+        results: finished cells.
+        recipe: the current recipe; None if it no longer exists.
     """
     budget = split(variant)[0]
     if recipe is None or budget not in recipe.budgets:
@@ -40,7 +46,7 @@ def current(
 
 
 def _trials_changed(result: CellResult, cell: Cell) -> str | None:
-    """Return why the trials behind a tuned result no longer count; None if they do."""
+    """Return why the tuning trials of a result are out of date; None if they are valid."""
     trials = split(result.variant)[1]
     if not trials or result.path is None or cell.row.method not in METHODS:
         return None

@@ -1,7 +1,7 @@
-"""Find and load recipes: those of the package, and those that a results folder adds.
+"""Find and load recipes: those of the package, and those in a results folder.
 
 `RESULTS/NAME/recipe.yaml` is a recipe of the user; `RESULTS/NAME/rows.yaml` adds rows to a recipe
-of fedshot. Both lie beside their results, and every command that reads the folder finds them.
+of fedshot. Every command that reads the results folder finds both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PACKAGE = resources.files("fedshot.recipes")
 
 
 def names(results: Path | None = None) -> tuple[str, ...]:
-    """Return the sorted names of all recipes, including those that a results folder adds."""
+    """Return the sorted names of all recipes, including the user's recipes in `results`."""
     if results is None:
         return _packaged()
     own = (file.parent.name for file in results.glob(f"*/{_RECIPE}"))
@@ -28,7 +28,7 @@ def names(results: Path | None = None) -> tuple[str, ...]:
 
 
 def load(name: str, results: Path | None = None) -> Recipe:
-    """Read a recipe, with the rows that a results folder adds to it.
+    """Read a recipe, including rows that the user adds to it in `results`.
 
     Raises ConfigError if the recipe does not exist or is invalid.
     """

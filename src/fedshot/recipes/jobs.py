@@ -1,4 +1,7 @@
-"""A queue of worker processes that train cells, as many at once as cores and memory allow."""
+"""A queue of workers that train cells (row and column of a recipe).
+
+As many run at once as cores and memory allow.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +23,25 @@ from fedshot.core.machine import cores
 from fedshot.methods import user_methods
 
 _END = ("done", "refused", "failed")
-_HEADROOM = 1.25  # free memory that a new worker needs, as a multiple of the largest worker so far
+_HEADROOM = 1.25  # free memory needed to start a worker, as a multiple of the peak so far
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training for a worker process."""
+    """One training that a worker process runs."""
 
-    key: str  # unique in a queue
+    key: str  # name of the job, unique in a queue
     do: str  # "train", "follow" or "tune"
     settings: dict[str, Any]
-    folder: Path  # of the run
+    folder: Path  # folder of the run
     data_dir: str | None
-    # To follow: settings and folder of the run that trains, and the key of its cell.
+    # For "follow": settings and folder of the run that trains, and the key of its cell.
     lead: tuple[dict[str, Any], Path, str] | None = None
-    keep_validated: bool = False  # the checkpoint of every validated round, for followers
+    keep_validated: bool = False  # keep checkpoints of all validated rounds, for "follow"
 
     @property
     def methods(self) -> list[str]:
-        """Names of its method and of the method that it follows."""
+        """Names of the job's method and of that of its `lead`."""
         every = [self.settings, *([self.lead[0]] if self.lead else [])]
         return [str(settings["method"]["name"]) for settings in every]
 
@@ -48,7 +51,7 @@ class Job:
         return int(self.settings["run"]["threads"])
 
     def order(self) -> str:
-        """Return the line of JSON that the worker reads."""
+        """Return the job as the line of JSON that the worker reads."""
         order = {
             "do": self.do, "settings": self.settings,
             "methods": {name: user_methods.fingerprint(name) for name in self.methods},
@@ -65,7 +68,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Event:
-    """A message of a worker: "begun", "round", "done", "refused" or "failed", with its facts."""
+    """A message of a worker: its `kind` and its data.
+
+    Kinds: "begun", "round", "done", "refused" (the settings or data are invalid) and "failed".
+    """
 
     job: Job
     kind: str
@@ -75,10 +81,10 @@ class Event:
 class Jobs:
     """Run jobs in worker processes and yield their events.
 
-    At most `most` workers run at once; without `most`, their threads fill the cores. The first
-    worker runs alone until it has reported its memory; another starts when that much and a quarter
-    is free. A job that follows a run waits for the job that trains it, or for another follower
-    that trains it first. Leaving the loop, also by Ctrl-C, ends the workers.
+    At most `most` workers run at once; if None, their threads fill the cores. The first worker
+    runs alone until it reports its peak memory. Another worker starts once 1.25 times the highest
+    peak is free. A "follow" job, which evaluates the models of another run, waits while that run
+    is to be trained by another job. Leaving the loop, also by Ctrl-C, ends the workers.
     """
 
     def __init__(self, jobs: Sequence[Job], most: int | None = None) -> None:
@@ -91,7 +97,7 @@ class Jobs:
         self._finished: set[Path] = set()  # folders of the runs that have been trained
 
     def __iter__(self) -> Iterator[Event]:
-        """Run the jobs and yield their events."""
+        """Run the jobs and yield the events of the workers."""
         try:
             while self._waiting or self._running:
                 while (job := self._next()) is not None and self._has_room(job):
@@ -134,7 +140,7 @@ class Jobs:
         free = _free_memory()
         if free is None:
             return True
-        # Workers that have not reported yet will also grow to the peak.
+        # Workers that have not reported their memory yet may also grow to the peak.
         growing = len(self._running.keys() - self._measured)
         return self._peak > 0 and free > _HEADROOM * self._peak * (1 + growing)
 
@@ -157,7 +163,7 @@ class Jobs:
         threading.Thread(target=self._listen, args=(job, process, errors), daemon=True).start()
 
     def _listen(self, job: Job, process: subprocess.Popen[str], errors: IO[str]) -> None:
-        """Queue the worker's events; the last one always ends the job."""
+        """Queue the worker's events; the last is always "done", "refused" or "failed"."""
         assert process.stdout is not None
         last, log = None, []
         try:
@@ -179,7 +185,7 @@ class Jobs:
 
 
 def _event(job: Job, line: str) -> Event | None:
-    """Return the event in a line of output; None for a line that was cut short."""
+    """Parse a worker's line of output; return None for an incomplete line."""
     try:
         facts = json.loads(line)
         return Event(job, facts.pop("event"), facts)
@@ -188,13 +194,13 @@ def _event(job: Job, line: str) -> Event | None:
 
 
 def _free_memory() -> int | None:
-    """Return the bytes that are free without swapping; None where the system does not say."""
+    """Return the bytes available without swapping; None if the system does not report them."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
     found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    group = Path("/sys/fs/cgroup")  # a container may have less than the machine
+    group = Path("/sys/fs/cgroup")  # a container's limit may be lower
     with suppress(OSError, ValueError):
         most = int((group / "memory.max").read_text(encoding="ascii"))
         found.append(most - int((group / "memory.current").read_text(encoding="ascii")))

@@ -1,4 +1,4 @@
-"""The list of recipes: whether their data and methods are here, and how long they take."""
+"""The list of recipes: which data and methods are available, and how long a recipe takes."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from fedshot.recipes.tables import plain_text
 
 @dataclass(frozen=True)
 class Line:
-    """A recipe in the list."""
+    """A recipe in the list. Its cells are numbers of a table: a row in a column."""
 
     name: str
     title: str
     source: str
-    data: str  # its data sets, and how much of them is here
-    methods: tuple[str, ...]  # those that exist
+    data: str  # its data sets, and how much of each is on this machine
+    methods: tuple[str, ...]  # those in fedshot or the user's own
     missing: tuple[str, ...]  # those that do not exist
     cells: int  # number of cells whose method exists
     all_cells: int
-    refused: dict[str, int]  # reason -> number of cells that the data here cannot form
-    seconds: float | None  # of all seeds of the other cells; None if a cell is not measured
+    refused: dict[str, int]  # reason -> number of cells that cannot be trained on the data here
+    seconds: float | None  # for all seeds of the other cells; None if a cell is not timed
 
 
 def overview(
     recipe: Recipe, budget: str, seeds: int, data_dir: str | None, jobs: int | None
 ) -> Line:
-    """Return the line of a recipe; nothing is trained."""
+    """Return the line of a recipe in the list, without training anything."""
     every = recipe.cells(budget) if recipe.rows else []
     ready = [cell for cell in every if cell.row.method in METHODS]
     refused = [timing.refused(cell, data_dir) for cell in ready]

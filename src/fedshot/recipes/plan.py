@@ -1,4 +1,4 @@
-"""Whether a cell can be trained, and the notes that its number needs in a table."""
+"""Check whether a cell (row and column of a recipe) can be trained, and write notes on it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Obstacle:
 
 
 def check_cell(cell: Cell, data_dir: str | None) -> tuple[Obstacle | None, dict[str, Any] | None]:
-    """Return the obstacle of a cell, or else the facts of its data.
+    """Return why a cell cannot be trained, or else the facts of its data (`facts_of`).
 
     Loads and partitions the data as a training with seed 0 does, which takes as long.
     """
@@ -89,9 +89,12 @@ def facts_of(prepared: PreparedRun) -> dict[str, Any]:
 def marks(
     cell: Cell, result: CellResult | None = None, facts: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Return how a cell's number differs from the paper's, as short phrases.
+    """Return how a cell's conditions differ from the paper's, as short phrases.
 
-    The facts of its data are used while it has no result.
+    Args:
+        cell: the cell.
+        result: its finished seeds, if any.
+        facts: facts of its data, used only without a `result`.
     """
     found = [*not_honest(cell.settings()), *cell.recipe.departs, *cell.row.departs]
     found += budget_marks(cell)
@@ -148,7 +151,7 @@ def seed_marks(result: CellResult) -> list[str]:
 
 
 def data_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return notes on examples and clients that are missing."""
+    """Return notes on missing examples and on clients that cannot form an episode."""
     found = []
     for data in {one["data"]["digest"]: one["data"] for one in every}.values():
         if data["published"] is None and data["name"] not in PUBLISHERS:
@@ -167,7 +170,7 @@ def data_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
 def made_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return notes on the code and the machines that trained the seeds."""
     found = []
-    # A cell that follows was trained by one history and tested by another.
+    # A cell that shares a training has two histories: of its training and of its test.
     histories = [parts for one in every for parts in (one["made"], one.get("answered", []))]
     if any(len(versions(parts)) > 1 or len(kinds(parts)) > 1 for parts in histories):
         found.append("stopped, and gone on with under other code or on another machine")
@@ -200,7 +203,7 @@ def budget_marks(cell: Cell) -> list[str]:
 
 
 def _by_place(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted place; components such as the backbone are not split."""
+    """Return settings by dotted key path; a component such as the backbone stays one value."""
     flat: dict[str, Any] = {}
     tree = {**settings, "model": {**settings.get("model", {})}}
     for place in ("data", "partition", "model.backbone", "model.head", "method"):
@@ -222,7 +225,7 @@ def _value(value: Any) -> str:
 
 
 def comparable(results: Mapping[str, CellResult]) -> list[str]:
-    """Return how the results of a column differ in what must be equal for all of them."""
+    """Return how the results of a column differ in seeds, test episodes, data or partition."""
     found = []
     if len({tuple(sorted(result.seeds)) for result in results.values()}) > 1:
         found.append("rows differ in their seeds")

@@ -1,7 +1,7 @@
-"""Models with two features: novel examples in the feature plane, with the classifier's regions.
+"""Plots of models with two features: novel examples and the classifier's decision regions.
 
-The classifier is the chosen round's, adapted to the support of the test episode with the median
-accuracy. The accuracies and confusions beside it are those of the whole test.
+The classifier is the model of the chosen round, adapted to the support of the test episode with
+the median accuracy. The accuracies and confusion matrices beside it are of the whole test.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _WIDTH, _HEIGHT = 6.6, 3.1  # inches of a row of the figure
 
 
 def plane(run: Experiment, accuracies: Sequence[float]) -> dict[str, Any]:
-    """Return {"plane": ...} for a run whose server adapts a model with two features; else `{}`.
+    """Return {"plane": ...}, the data of a plot, for a run with two features; else `{}`.
 
-    `accuracies` are those of the test episodes.
+    The run's server must adapt a model with a linear head. `accuracies` are those of the test
+    episodes.
     """
     method, found = run.method, run.method.server_model(run.server)
     if found is None or not isinstance(learner := found.learner, Maml):
@@ -69,14 +70,14 @@ def _rounded(values: torch.Tensor) -> list[Any]:
 
 
 def planar(states: Sequence[State]) -> list[State]:
-    """Return the states whose result has a plane."""
+    """Return the states whose result has the data of a plot."""
     return [state for state in states if state.result and "plane" in state.result.first]
 
 
 def planes(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return the figure as SVG: each cell's plane of its first seed, and its confusions.
+    """Return the figure as SVG: the plot of each cell's first seed, and its confusion matrix.
 
-    Empty if no cell has a plane.
+    Returns "" if no cell has the data of a plot.
     """
     from fedshot.reports.figure_export import drawing
 
@@ -100,7 +101,7 @@ def planes(recipe: Recipe, states: Sequence[State]) -> str:
 
 
 def _regions(axes: Axes, plane: dict[str, Any]) -> None:
-    """Draw the points of each class, in order of names, over the classifier's regions."""
+    """Draw the examples of each class over the decision regions; classes are sorted by name."""
     from fedshot.reports.figure_export import INK, PALETTE
 
     order = np.argsort(plane["classes"])
@@ -129,7 +130,7 @@ def _regions(axes: Axes, plane: dict[str, Any]) -> None:
 
 
 def _confusion(axes: Axes, seeds: Sequence[dict[str, dict[str, int]]]) -> None:
-    """Draw the confusion matrix of all seeds, in percent of each class."""
+    """Draw the confusion matrix summed over seeds, each row in percent of its class."""
     from fedshot.reports.figure_export import INK
 
     names = sorted({name for one in seeds for name in one})

@@ -1,4 +1,7 @@
-"""The figures of recipes as SVG: accuracies over axes, and learning curves."""
+"""The figures of recipes as SVG: accuracies over axes, and learning curves.
+
+A `State` is a cell (row and column of a recipe) with its results.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from fedshot.reports.figure_export import DASHES, INK, PALETTE, drawing
 
 _SIZE, _SWEEP_WIDTH = (5.6, 3.6), 3.4  # inches of a curve; width of a panel of a sweep
 _PANEL, _COLUMNS = (3.6, 2.8), 2  # inches of a panel of learning curves; panels in a row
-_LEGEND, _LETTER, _KEY = 0.22, 0.08, 0.6  # inches of a legend's line, a letter, a line's sample
+_LEGEND, _LETTER, _KEY = 0.22, 0.08, 0.6  # inches: legend line, letter, sample of a curve
 _WIDE = 100  # ratio of the largest to the smallest positive value from which an axis is logarithmic
 
 
@@ -49,8 +52,8 @@ def write(folder: Path, recipe: Recipe, variant: str) -> list[Path]:
 def curve(recipe: Recipe, states: Sequence[State]) -> str:
     """Return the figure of a curve: a line with 95 % intervals for each row that has results.
 
-    Hollow diamonds are the published numbers. A cross marks a result that is not honest, for the
-    reason in the legend.
+    Hollow diamonds are the published numbers. A cross marks a result that is no fair estimate; the
+    legend states the reason.
     """
 
     def draw(figure: Figure) -> None:
@@ -68,7 +71,7 @@ def curve(recipe: Recipe, states: Sequence[State]) -> str:
 
 
 def sweep(recipe: Recipe, states: Sequence[State], title: str = "") -> str:
-    """Return the figure of a sweep: a panel for each axis, in it a line for each column."""
+    """Return the figure of a sweep: one panel per axis, with one line per column."""
     panels = list(dict.fromkeys(name for row in recipe.rows.values() for name in row.at))
 
     def draw(figure: Figure) -> None:
@@ -95,7 +98,7 @@ def sweep(recipe: Recipe, states: Sequence[State], title: str = "") -> str:
 
 
 def along(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return a table's second figure, the sweep of its rows that have `at`; "" if none have."""
+    """Return a table's second figure: a sweep of the rows with `at`, or "" if there are none."""
     held = swept(states)
     axes = ", ".join(dict.fromkeys(name for state in held for name in state.cell.row.at))
     title = recipe.title_of(state.cell for state in held)
@@ -103,7 +106,7 @@ def along(recipe: Recipe, states: Sequence[State]) -> str:
 
 
 def swept(states: Sequence[State]) -> list[State]:
-    """Return the finished cells with a value on an axis, if the axis has two values at least."""
+    """Return the finished cells with a value on an axis that has at least two finished values."""
     held = [state for state in states if state.result and state.cell.row.at]
     names = [name for name, _ in {point for s in held for point in s.cell.row.at.items()}]
     return [s for s in held if any(names.count(name) > 1 for name in s.cell.row.at)]
@@ -139,7 +142,7 @@ def _mark_dishonest(axes: Axes, points: Sequence[tuple[float, State]]) -> None:
 
 
 def _not_honest(points: Sequence[tuple[float, State]]) -> dict[str, list[tuple[float, float]]]:
-    """Return the points (x, accuracy in percent) that are not honest, by the reason."""
+    """Return the points (x, accuracy in percent) that are no fair estimates, keyed by reason."""
     found: dict[str, list[tuple[float, float]]] = {}
     for x, state in points:
         if state.result is not None and (texts := not_honest(state.result.settings)):
@@ -189,9 +192,10 @@ def _x(state: State) -> float:
 
 
 def shown(states: Sequence[State]) -> list[State]:
-    """Return the cells with a learning curve, in columns that have two at least.
+    """Return the cells to draw as learning curves, of columns with at least two such cells.
 
-    Left out are cells that validate on test classes, and all but the first row along an axis.
+    Cells that validate on test classes are left out, and of the rows along an axis all but the
+    first.
     """
     held = [s for s in states if s.result and not not_honest(s.result.settings)]
     held = [s for s in held if _is_validated(s) and _is_first(s)]
@@ -200,7 +204,7 @@ def shown(states: Sequence[State]) -> list[State]:
 
 
 def learning(recipe: Recipe, states: Sequence[State], by: str = "megabytes") -> str:
-    """Return the learning curves: a panel for each column, a line for each row; "" if none.
+    """Return the learning curves, one panel per column, one line per row; "" if there are none.
 
     Lines are means over seeds; a dot is the chosen round of a seed. A method that exchanges
     nothing is a dotted line at the accuracy of its chosen round. `by` is the x axis, a key of
@@ -238,7 +242,7 @@ def learning(recipe: Recipe, states: Sequence[State], by: str = "megabytes") -> 
 def _panel(
     axes: Axes, rows: Sequence[str], states: Sequence[State], by: str, lines: dict[int, Any]
 ) -> None:
-    """Draw the learning curves of a column, and collect a line for each row."""
+    """Draw the learning curves of a column; add the line of each row to `lines`, for the legend."""
     x_of, label = _AXES[by]
     positive: list[list[float]] = []
     for state in states:
@@ -285,7 +289,7 @@ def _is_validated(state: State) -> bool:
 
 
 def _is_first(state: State) -> bool:
-    """Whether a row is the recipe's first on one of its axes, or has none."""
+    """Whether a cell's row is the recipe's first row on an axis, or lies on no axis."""
     row, every = state.cell.row, list(state.cell.recipe.rows.values())
     first = {name: one for one in reversed(every) for name in one.at}
     return not row.at or any(first[name] is row for name in row.at)
@@ -307,7 +311,7 @@ def _curve(seed: Mapping[str, Any]) -> dict[int, float]:
 def _traffic(seed: Mapping[str, Any], round: int) -> float:
     """Return the megabytes exchanged up to a validated round.
 
-    An older result holds only the total, which is divided equally among the rounds.
+    An older result stores only the total, which is then divided equally among the rounds.
     """
     if "traffic" in seed:
         return float(dict(zip(_curve(seed), seed["traffic"], strict=True))[round]) / 1e6
@@ -315,7 +319,7 @@ def _traffic(seed: Mapping[str, Any], round: int) -> float:
 
 
 def _communication_rounds(seed: Mapping[str, Any], round: int) -> float:
-    """Return the communication rounds up to a round; older results have one in each."""
+    """Return the communication rounds up to a round; in older results each round counts as one."""
     return float(seed.get("exchanges", 1)) * round
 
 

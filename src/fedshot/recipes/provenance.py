@@ -31,7 +31,7 @@ class _MachineNote(TypedDict):
 
 
 class TrainedPart(TypedDict):
-    """A part of a run's history: the code that trained it, and the machine."""
+    """One stretch of a run's training: its code and machine, from `after_round` on."""
 
     after_round: int
     commit: str
@@ -40,20 +40,20 @@ class TrainedPart(TypedDict):
 
 
 def revision(method: str = "") -> str:
-    """Return the commit of the code; for a user's method, with the name and hash of its file."""
+    """Return the commit of fedshot; for a user's method, also the name and hash of its file."""
     return _with_file(method, _commit())
 
 
 def code(method: str = "") -> str:
-    """Return a name of the package's source, equal for all commits that leave it unchanged."""
+    """Return an identifier of the package's source, equal for commits with the same source."""
     return _with_file(method, _code())
 
 
 def versions(parts: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the versions of the code that trained some parts of runs.
+    """Return the versions of the code recorded in parts of run histories.
 
-    An older part holds a commit without `code`; its version is that of another part with the same
-    commit, or else the commit.
+    An older part has a commit but no `code`. Its version is the `code` of another part with the
+    same commit, or else the commit.
     """
     parts = list(parts)
     codes = {part["commit"]: part["code"] for part in parts if "code" in part}
@@ -67,7 +67,7 @@ def _with_file(method: str, name: str) -> str:
 
 @cache
 def _commit() -> str:
-    """Return the commit of the code, with "+" where files differ from it, or the version."""
+    """Return the commit, with "+" for uncommitted changes; without a repository, the version."""
     commit = _git("rev-parse", "HEAD") if (_ROOT / ".git").exists() else None
     if commit is None:
         return f"version {__version__}"
@@ -77,7 +77,7 @@ def _commit() -> str:
 
 @cache
 def _code() -> str:
-    """Return the hash of the source folder in the commit, with "+" as in `_commit`."""
+    """Return the same as `_commit`, with the hash of the folder `src` in place of the commit."""
     commit = _commit()
     if commit.startswith("version "):
         return commit
@@ -86,12 +86,12 @@ def _code() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Return the properties of this machine that affect results or times, without its name."""
+    """Return the properties of this machine that affect results or times, without its hostname."""
     return recorder.environment() | {"processor": _processor()}
 
 
 def kinds(parts: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the kinds of machine, in words, that trained some parts of runs."""
+    """Return descriptions of the kinds of machine recorded in parts of run histories."""
     return {_kind(part["machine"]) for part in parts}
 
 
@@ -102,7 +102,10 @@ def _kind(found: Mapping[str, Any]) -> str:
 
 
 def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]:
-    """Record in a run's folder who trains it after a round; return the whole history."""
+    """Record in a run's folder that `here` trains it from after `round`; return the history.
+
+    `here` is the code and the machine of this process.
+    """
     path = folder / _FILE
     unknown = {"commit": "unknown", "machine": here["machine"]}
     try:
@@ -119,7 +122,7 @@ def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
-    """Return who trained the run in a folder, part by part."""
+    """Return the history of the run in a folder: its parts, in order of training."""
     found: list[dict[str, Any]] = records.read(folder / _FILE, list[TrainedPart])
     return found
 

@@ -1,6 +1,7 @@
-"""Build a `Recipe` from the content of its file, and refuse invalid or unfair ones.
+"""Build a `Recipe` from the content of its file.
 
-Rows that a user adds to a recipe follow the same rules.
+Recipes are refused if they are invalid or compare methods on unequal terms. Rows that a user adds
+to a recipe follow the same rules.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from fedshot.core.errors import ConfigError, nearest
 from fedshot.recipes.recipe import AGAINST, KINDS, ROW_MAY_SET, Budget, Column, Recipe, Row
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
-# ROW.tune.json holds trials, and BUDGET-tuneN is the folder of a tuned budget.
+# ROW.tune.json is the file of a row's trials, BUDGET-tuneN the folder of a tuned budget.
 _RESERVED = {"column": re.compile("tune", re.IGNORECASE), "budget": re.compile(".*-tune.*")}
 
 
 class _Part(NamedTuple):
-    """The value of a key: its types, the same in words, and the types of its items."""
+    """What the value of a key must be: its types, a text for messages, the types of its items."""
 
     kinds: tuple[type, ...]
     words: str
@@ -58,9 +59,9 @@ _ROW = {
 
 
 def read(name: str, tree: Any) -> Recipe:
-    """Return the recipe that a file holds.
+    """Return the recipe `name` from `tree`, the content of its file.
 
-    Raises ConfigError for anything missing, unknown or unfair.
+    Raises ConfigError if keys are missing, unknown or invalid, or the comparison is unfair.
     """
     what = f"recipe {name}"
     parts = _checked(what, tree, _RECIPE)
@@ -100,7 +101,10 @@ def read(name: str, tree: Any) -> Recipe:
 
 
 def joined(recipe: Recipe, tree: Any, origin: str) -> Recipe:
-    """Return a recipe with more rows. Raises ConfigError for invalid rows."""
+    """Return the recipe with the rows in `tree` added, the content of the file `origin`.
+
+    Raises ConfigError for invalid rows.
+    """
     if not recipe.rows:
         raise ConfigError(
             f"{origin} adds rows to {recipe.name}, a picture without rows. Remove it."
@@ -117,7 +121,7 @@ def joined(recipe: Recipe, tree: Any, origin: str) -> Recipe:
 
 
 def _checked(what: str, tree: Any, parts: Mapping[str, _Part]) -> dict[str, Any]:
-    """Return the values of a tree without nulls. Raises ConfigError for invalid keys or values."""
+    """Return a tree without its nulls. Raises ConfigError for invalid keys or values."""
     if not isinstance(tree, dict):
         raise ConfigError(f"{what} holds {tree!r:.60}; expected keys and values.")
     held = {key: value for key, value in tree.items() if value is not None}
@@ -138,7 +142,7 @@ def _checked(what: str, tree: Any, parts: Mapping[str, _Part]) -> dict[str, Any]
 
 
 def _keyed(what: str, kind: str, parts: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the columns, rows or budgets, with valid keys."""
+    """Return the columns, rows or budgets as (key, value). Raises ConfigError for invalid keys."""
     found = parts.get(f"{kind}s", {})
     if not isinstance(found, dict):
         raise ConfigError(f"{what} holds {found!r:.60}; expected keys and values.")
@@ -202,7 +206,7 @@ def _check_layer(what: str, settings: Mapping[str, Any]) -> None:
 
 
 def _check_places(what: str, places: Iterable[str], *, searched: bool = True) -> None:
-    """Raise ConfigError for options that a row may not set, or a search may not vary."""
+    """Raise ConfigError for options that a row may not set or, if `searched`, tune."""
     for place in places:
         if not any(f"{place}.".startswith(f"{may}.") for may in ROW_MAY_SET):
             raise ConfigError(
@@ -216,7 +220,7 @@ def _check_places(what: str, places: Iterable[str], *, searched: bool = True) ->
 
 
 def _spaces(what: str, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the search space of each option."""
+    """Return the search space of each tuned option. Raises ConfigError for an invalid space."""
     found: dict[str, Any] = parts.get("tune", {})
     for place, space in found.items():
         if len(space) != 1 or not _is_space(*next(iter(space.items()))):
@@ -253,7 +257,7 @@ def _is_space(kind: Any, values: Any) -> bool:
 
 
 def _check(recipe: Recipe) -> None:
-    """Raise ConfigError for a recipe whose parts contradict each other."""
+    """Raise ConfigError for a recipe with missing or contradictory parts."""
     what = f"recipe {recipe.name}"
     columns, budgets = list(recipe.columns.values()), list(recipe.budgets.values())
     if recipe.kind != "picture" and not (recipe.rows and columns and budgets):
@@ -276,7 +280,7 @@ def _check(recipe: Recipe) -> None:
 
 
 def _check_row(recipe: Recipe, row: Row) -> None:
-    """Raise ConfigError for an invalid row, or one with a search or rounds unlike the others'."""
+    """Raise ConfigError for a row whose search, rounds or shared training contradict the recipe."""
     what = f"recipe {recipe.name}, row {row.key}"
     for a, b in product(row.tune, recipe.tune):
         if _overlap(a, b):
@@ -318,7 +322,7 @@ def _check_row(recipe: Recipe, row: Row) -> None:
 
 
 def _overlap(a: str, b: str) -> bool:
-    """Whether one dotted place equals or contains the other."""
+    """Whether one dotted key path equals or contains the other."""
     return f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.")
 
 

@@ -1,9 +1,10 @@
-"""A recipe: a published table or figure as a grid of cells, each a training.
+"""A recipe: a published table or figure as a grid of cells; each cell is one training.
 
 A recipe is a YAML file. The settings of a cell merge those of the recipe, the column, the budget,
-the row, and the row in the budget, in this order. Only a row names a method, and it can set nothing
-but options of that method: all methods of a column get the same data, clients, test episodes and
-communication rounds. A row may stop early, where a method overfits; its cells are marked.
+the row, and the budget's settings for the row, in this order. Only a row names a method, and it may
+set only options of that method. All methods of a column therefore get the same data, clients, test
+episodes and communication rounds. A row may stop early, where its method overfits; its cells are
+marked.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ROW_MAY_SET = ("method", "model.head", "model.norm_policy", "episode.labels")
 """The settings that a row may change: those that belong to its method."""
 Kind = Literal["table", "curve", "sweep", "plane", "picture"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_DATASET = ("name", "variant", "path", "config", "part")  # the options of `data` that choose it
+_DATASET = ("name", "variant", "path", "config", "part")  # options of `data` that choose it
 AGAINST = {"megabytes": "", "rounds": "-rounds"}
 """The x axes of a table's validation curves, and the suffix of each figure's name."""
 
@@ -43,17 +44,17 @@ class Row:
     """A method of a table, with the paper's numbers."""
 
     key: str
-    label: str  # its name in the paper
+    label: str  # the method's name in the paper
     settings: Settings  # the method and its options
-    published: tuple[float | None, ...]  # accuracy in percent for each column, where given
-    spread: tuple[float | None, ...]  # the paper's own +-, likewise
+    published: tuple[float | None, ...]  # accuracy in percent, by column; None if not given
+    spread: tuple[float | None, ...]  # the paper's +- in percentage points, by column
     exchanges: int = 1  # communication rounds in one round of the method
-    stops_after: int | None = None  # communication rounds, in budgets with more
+    stops_after: int | None = None  # communication rounds, if fewer than the budget's
     tune: Mapping[str, Any] = field(default_factory=dict)  # search space besides the recipe's
     departs: tuple[str, ...] = ()  # how its cells differ from the paper in every budget
     trained_as: str | None = None  # key of the row whose training it shares; tests differ
     trained_in: Mapping[str, str] = field(default_factory=dict)  # column -> column that trains
-    at: Mapping[str, float] = field(default_factory=dict)  # panel of a sweep -> x value
+    at: Mapping[str, float] = field(default_factory=dict)  # axis (a panel of a sweep) -> x value
     own: bool = False  # added by the user
 
     @property
@@ -68,8 +69,8 @@ class Budget:
 
     name: str
     exchanges: int  # communication rounds
-    settings: Settings  # of all cells
-    # Row -> settings, such as the round of a second phase; also for rows `trained_as` that row.
+    settings: Settings  # settings of all cells
+    # Row -> settings, such as the start of a second phase; also for rows `trained_as` that row.
     rows: Mapping[str, Settings] = field(default_factory=dict)
     trials_as: str | None = None  # the budget, usually shorter, in which to tune
 
@@ -78,9 +79,9 @@ class Budget:
 class Recipe:
     """A published table or figure.
 
-    Of the kinds, a "table" may draw learning curves; the columns of a "curve" are values on an
-    axis; the rows of a "sweep" are values on one or more axes; a "plane" is a table of models with
-    two features, which are also drawn; a "picture" trains nothing.
+    Kinds: a "table" may also draw learning curves. In a "curve", the columns are values on an
+    axis; in a "sweep", the rows are values on one or more axes. A "plane" is a table of models with
+    two features, whose examples are also drawn. A "picture" trains nothing.
     """
 
     name: str
@@ -89,10 +90,10 @@ class Recipe:
     kind: Kind
     measure: str  # what the published numbers are
     open: Mapping[str, str]  # topic -> what the paper does not say, what was chosen, and why
-    settings: Settings  # of all cells
+    settings: Settings  # settings of all cells
     columns: Mapping[str, Column]
     rows: Mapping[str, Row]
-    tune: Mapping[str, Any]  # search space of all rows, by dotted place
+    tune: Mapping[str, Any]  # search space of all rows, by dotted key path
     budgets: Mapping[str, Budget]
     axis: str = ""  # label of a curve's x axis
     departs: tuple[str, ...] = ()  # how all cells differ from the paper in every budget
@@ -100,11 +101,11 @@ class Recipe:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The distinct methods of its rows."""
+        """The distinct methods of the recipe's rows."""
         return tuple(dict.fromkeys(row.method for row in self.rows.values()))
 
     def title_of(self, cells: Iterable[Cell]) -> str:
-        """Return the title, with the data sets of these cells that are not the paper's."""
+        """Return the title, followed by the data sets of these cells that are not the paper's."""
         others = [cell.data for cell in cells if not cell.on_papers_data]
         return "; here on ".join([self.title, *dict.fromkeys(others)])
 
@@ -152,29 +153,29 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Its name in commands."""
+        """The cell's name in commands, "row/column"."""
         return f"{self.row.key}/{self.column.key}"
 
     @property
     def exchanges(self) -> int:
-        """Communication rounds of its training: those of the budget, or fewer."""
+        """The cell's communication rounds: those of its budget, or fewer if its row stops early."""
         return min(self.budget.exchanges, self.row.stops_after or self.budget.exchanges)
 
     @property
     def stem(self) -> str:
-        """Its name in files."""
+        """The cell's name in file names, "row.column"."""
         return f"{self.row.key}.{self.column.key}"
 
     @property
     def data(self) -> str:
-        """Its data set, in words."""
+        """The name of the cell's data set, and the options that select it."""
         data = self._layered["data"]
         rest = ", ".join(f"{key} {data[key]}" for key in _DATASET[1:] if key in data)
         return f"{data['name']} ({rest})" if rest else str(data["name"])
 
     @property
     def on_papers_data(self) -> bool:
-        """Whether the budget keeps the recipe's data set and the split of its classes."""
+        """Whether the cell has the recipe's data set and class split; a budget may replace them."""
         papers, mine = layered(self.recipe.settings, self.column.settings), self._layered
         return all(
             trees.at(papers, place) == trees.at(mine, place)
@@ -188,12 +189,12 @@ class Cell:
 
     @property
     def spread(self) -> float | None:
-        """The paper's own +- in percentage points; None on other data than the paper's."""
+        """The paper's +- in percentage points; None on other data than the paper's."""
         return self.row.spread[self._index] if self.on_papers_data else None
 
     @property
     def lead(self) -> Cell | None:
-        """The cell whose training this cell shares; None if it has its own."""
+        """The cell whose training this cell shares; None if this cell is trained itself."""
         row, column = self.recipe.rows[self.row.trained_as or self.row.key], self.column
         column = self.recipe.columns[row.trained_in.get(column.key, column.key)]
         found = replace(self, row=row, column=column)
@@ -201,7 +202,7 @@ class Cell:
 
     @property
     def leads(self) -> bool:
-        """Whether other cells share its training."""
+        """Whether other cells share this cell's training."""
         every = self.recipe.cells(self.budget.name)
         return any(cell.lead.key == self.key for cell in every if cell.lead)
 
@@ -210,7 +211,7 @@ class Cell:
 
         Args:
             seed: seed of the training and of the partition.
-            chosen: options that tuning chose, by dotted place.
+            chosen: options that tuning chose, by dotted key path.
         """
         tree = self._layered
         for place, value in (chosen or {}).items():
@@ -220,7 +221,7 @@ class Cell:
         period = trees.at(tree, "run.validate_every")
         period = RunOptions.validate_every if period is None else period
         if type(period) is int and period:  # the configuration refuses other values
-            # Scaled, so that every row validates equally often.
+            # The period is scaled, so that every row validates equally often.
             period = period * self.exchanges // self.budget.exchanges // self.row.exchanges
             trees.put(tree, "run.validate_every", max(1, period))
         return {"name": f"{self.recipe.name}.{self.stem}", "seed": seed, **tree}

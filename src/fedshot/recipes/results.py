@@ -1,7 +1,7 @@
 """Finished cells as JSON files, with everything needed to reproduce them.
 
-A cell is results/RECIPE/VARIANT/ROW.COLUMN.json; the variant is the budget and the tuning. A seed
-is added to the file when its training has finished.
+A cell is one row of a recipe in one column. Its file is results/RECIPE/VARIANT/ROW.COLUMN.json; the
+variant names the budget and the tuning. A seed is added to the file when its training finishes.
 """
 
 from __future__ import annotations
@@ -137,12 +137,12 @@ class CellResult:
 
     @property
     def score(self) -> Mapping[str, Any]:
-        """The test score of the mean over seeds, with its interval over episodes."""
+        """The test score, averaged over seeds per episode, with its interval over episodes."""
         return combined([score_of(one) for _, one in sorted(self.seeds.items())])
 
     @property
     def first(self) -> Mapping[str, Any]:
-        """The facts of the first seed, for those that do not depend on the seed."""
+        """The facts of the first seed, used for facts that do not depend on the seed."""
         return self.seeds[min(self.seeds)]
 
     def command(self) -> str:
@@ -154,7 +154,7 @@ class CellResult:
 
 
 def split(variant: str) -> tuple[str, str]:
-    """Return the budget of a variant and its number of trials, "" without tuning."""
+    """Return a variant's budget and its number of tuning trials, as text; "" without tuning."""
     budget, _, trials = variant.partition("-tune")
     return budget, trials
 
@@ -172,7 +172,7 @@ class Results:
     def of(self, cell: Cell, variant: str, chosen: Mapping[str, Any] | None) -> CellResult | None:
         """Return the finished seeds of a cell; None if there are none, or the file is out of date.
 
-        A file is out of date if its settings are not those of today's recipe.
+        A file is out of date if its settings differ from those of the current recipe.
         """
         path = self.path(cell, variant)
         found = read(path) if path.exists() else None
@@ -213,7 +213,7 @@ class Results:
 
 
 def identity(cell: Cell, chosen: Mapping[str, Any] | None) -> Settings:
-    """Return all settings of a cell that decide its results, defaults included.
+    """Return the settings that determine a cell's results: all but name and seed, with defaults.
 
     For a user's method they include the fingerprint of its file.
     """
@@ -223,9 +223,9 @@ def identity(cell: Cell, chosen: Mapping[str, Any] | None) -> Settings:
 
 
 def outdated(result: CellResult, cell: Cell, chosen: Mapping[str, Any] | None) -> str | None:
-    """Return how the settings of a result differ from its cell today; None if they are equal.
+    """Return how a result's settings differ from its cell's current ones; None if they are equal.
 
-    Options added since then count as their defaults.
+    An option that did not exist when the result was written counts as its default.
     """
     if cell.row.method not in METHODS:
         return f"there is no method {cell.row.method!r}"
@@ -242,11 +242,16 @@ def shared(
     every: Iterable[CellResult],
     here: Mapping[str, Any] | None,
 ) -> dict[int, dict[str, Any]]:
-    """Return the seeds, and their facts, of other cells trained with exactly a cell's settings.
+    """Return trainings of other cells with exactly the settings of `cell`: seed -> facts.
 
-    Settings, data and seed determine a training. `every` holds finished cells of any recipe, `here`
-    the facts of the data on this machine; trainings on other data are left out. The other cell's
-    name is in "shared".
+    Settings, data and seed determine a training. The other cell's name is in "shared".
+
+    Args:
+        cell: the cell.
+        variant: its budget and tuning.
+        chosen: options that tuning chose for it.
+        every: finished cells of any recipe.
+        here: facts of the data on this machine; trainings on other data are left out.
     """
     own = (cell.recipe.name, variant, cell.key)
     alike = [r for r in every
@@ -265,10 +270,10 @@ def shared(
 
 
 def kept(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a training with the accuracies of episodes as counts, if they are.
+    """Return the facts of a training as stored: accuracies of episodes as counts, where possible.
 
-    They are no counts if several clients answered an episode, whose accuracy is their mean, or if
-    episodes differ in their number of queries, which is then 0.
+    "right" counts the correct predictions of each episode. Accuracies are stored instead if an
+    episode's accuracy is a mean over clients, or if "queries" is 0 because the number varies.
     """
     if "right" in facts:
         return dict(facts)
@@ -288,7 +293,7 @@ def score_of(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_of(result: CellResult) -> ComparisonRow:
-    """Return the row of a cell in a comparison of runs."""
+    """Return a cell's result as a row of a comparison of runs."""
     every = [one for _, one in sorted(result.seeds.items())]
     spent = [(one["bytes_down"], one["bytes_up"], one["seconds"]) for one in every]
     protocol = TestProtocol.of(result.settings, {"own": not every[0]["queries"]})
@@ -311,7 +316,7 @@ def write(path: Path, result: CellResult) -> None:
 
 def read(path: Path) -> CellResult:
     """Read a cell's file. Raises CheckpointError if it is damaged or not a cell's file."""
-    path = path.absolute()  # the names of its folders are checked
+    path = path.absolute()  # its folders must be named after recipe and variant
     if path.name.endswith(".tune.json"):
         raise CheckpointError(f"{path} holds trials of tuning, not a cell. Name ROW.COLUMN.json.")
     fix = f"{records.COPY}, or remove it and train the cell again"
@@ -336,7 +341,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def _json(tree: Any, depth: int = 0) -> str:
-    """Return indented JSON with every list on one line: a list may hold a thousand counts."""
+    """Return indented JSON with every list on one line: a list may have a thousand counts."""
     if isinstance(tree, dict) and tree:
         pad = " " * (depth + 1)
         lines = [f"{pad}{json.dumps(k)}: {_json(v, depth + 1)}" for k, v in tree.items()]

@@ -1,4 +1,4 @@
-"""The page of results: Markdown that is made from the files of finished cells alone."""
+"""The page of results as Markdown, generated from the result files of recipes' cells."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ code (the commits stand below it) on the same kind of machine.
 def markdown(
     results: Sequence[CellResult], recipes: Mapping[str, Recipe], figures: str = "../results"
 ) -> str:
-    """Return the page; results that no longer fit a recipe are listed at its end.
+    """Return the page; results that are out of date are listed at its end.
 
     `figures` is the folder of the figures, relative to the page.
     """
@@ -136,12 +136,12 @@ def _row(*cells: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Escape HTML tags, links and the bars of tables in a text."""
+    """Escape HTML tags, Markdown links and "|", which separates the columns of a table."""
     return html.escape(printable(text), quote=False).replace("|", r"\|").replace("](", r"]\(")
 
 
 def _clients(states: Sequence[State]) -> list[str]:
-    """Return a table of the accuracies over clients, for cells that test each client alone."""
+    """Return a table of the spread over clients, for tests of clients on their own classes."""
     lines = []
     for state in states:
         result = state.result
@@ -158,7 +158,7 @@ def _clients(states: Sequence[State]) -> list[str]:
 
 
 def _validation(result: CellResult) -> str:
-    """Return the validation accuracy before training and at the chosen round; "-" without it."""
+    """Return the validation accuracy before training and at the chosen round, or "-"."""
     pairs = []
     for one in result.seeds.values():
         curve = {round: accuracy for round, accuracy, _ in one["validation"]}
@@ -190,7 +190,7 @@ def _commands(recipe: Recipe, states: Sequence[State]) -> list[str]:
 
 
 def _patterns(states: Sequence[State]) -> list[str]:
-    """Return the patterns of cells: 'row/*' for a complete row, else its cells."""
+    """Return patterns for `--cells`: 'row/*' for a row with all its cells, else each cell."""
     found = []
     for key in dict.fromkeys(state.cell.row.key for state in states):
         mine = [state.cell for state in states if state.cell.row.key == key]
@@ -200,7 +200,7 @@ def _patterns(states: Sequence[State]) -> list[str]:
 
 
 def _made(states: Sequence[State]) -> str:
-    """Return a line with the code, the kinds of machine and the test episodes."""
+    """Return a line with the commits, the kinds of machine and the hashes of the test episodes."""
     seeds = [one for state in states if state.result for one in state.result.seeds.values()]
     parts = [part for one in seeds for part in one["made"]]
     commits = sorted({part["commit"] for part in parts})

@@ -1,4 +1,7 @@
-"""Train the cells of a recipe: finished seeds are skipped, interrupted runs resume."""
+"""Train the cells of a recipe, each a row in a column, with several seeds.
+
+Finished seeds are skipped, and interrupted runs resume.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ class State:
     """The progress of a cell."""
 
     cell: Cell
-    obstacle: Obstacle | None = None  # why it cannot be trained
-    facts: Mapping[str, Any] | None = None  # of its data, while no seed is finished
-    result: CellResult | None = None  # its finished seeds
+    obstacle: Obstacle | None = None  # why the cell cannot be trained
+    facts: Mapping[str, Any] | None = None  # facts of the data, if seeds are missing
+    result: CellResult | None = None  # the finished seeds
     # seed -> (round, rounds, last validation accuracy)
     running: dict[int, tuple[int, int, float | None]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)  # seed -> reason
@@ -41,9 +44,9 @@ class Request:
 
     recipe: Recipe
     budget: str = "small"
-    patterns: tuple[str, ...] = ()  # of "row/column"; all cells without any
+    patterns: tuple[str, ...] = ()  # select cells by "row/column"; empty for all cells
     seeds: int = 3  # trainings of each cell, with seeds 0, 1, ...
-    tune: int = 0  # trials for each method; 0 for no tuning
+    tune: int = 0  # tuning trials for each method; 0 for no tuning
     jobs: int | None = None  # processes at once; None for as many as cores and memory allow
     runs: Path = Path("runs")
     results: Path = Path("results")
@@ -65,7 +68,7 @@ class Request:
 
     @property
     def variant(self) -> str:
-        """The name of budget and tuning in paths."""
+        """Budget and tuning as a folder name, such as "small-tune4"."""
         return f"{self.budget}-tune{self.tune}" if self.tune else self.budget
 
 
@@ -78,7 +81,7 @@ class _Search(NamedTuple):
 
 
 class RecipeRunner:
-    """The cells of a request; `states` changes while `run` is iterated."""
+    """Train the cells of a request; `run` updates `states`, the progress of each cell by key."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -92,7 +95,7 @@ class RecipeRunner:
             self._refresh(self.states[cell.key])
 
     def check(self) -> None:
-        """Look for obstacles of every unfinished cell.
+        """Set the obstacle of every cell that cannot be trained on the data of this machine.
 
         Raises ConfigError if tuning is requested and there are no validation classes.
         """
@@ -107,7 +110,7 @@ class RecipeRunner:
             self._check_search(row)
 
     def prepare(self) -> None:
-        """Make the folders of runs and results, and check that files can be written there."""
+        """Create the folders of runs and results, and check that files can be written to them."""
         for folder in (self.request.runs, self.request.results):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
@@ -123,7 +126,7 @@ class RecipeRunner:
             yield event
 
     def _share(self) -> None:
-        """Copy the seeds that another cell has trained with the same settings."""
+        """Add the missing seeds that other cells have already trained with the same settings."""
         every = self.results.readable()
         for state in self._ready():
             if not self._missing(state):
@@ -134,7 +137,7 @@ class RecipeRunner:
                 state.result = self.results.add(state.cell, variant, chosen, seed, found[seed])
 
     def _jobs(self) -> list[Job]:
-        """Return the jobs by seed, so that every cell has a number soon; followers come last."""
+        """Return the jobs, sorted by seed; in each seed, cells that share a training come last."""
         ready = sorted(self._ready(), key=lambda state: state.cell.lead is not None)
         return [
             self._job(state.cell, seed, "train", self._chosen(state.cell))
@@ -144,7 +147,7 @@ class RecipeRunner:
         ]
 
     def _ready(self) -> list[State]:
-        """Return the cells that can be trained."""
+        """Return the cells that can be trained: no obstacle, and tuned if requested."""
         return [
             state
             for state in self.states.values()
@@ -159,7 +162,7 @@ class RecipeRunner:
     def _job(self, cell: Cell, seed: int, do: str, chosen: Chosen | None) -> Job:
         settings, folder = self._run_of(cell, seed, chosen)
         lead = None
-        # Tuned rows have different options, so that none can follow another.
+        # Tuned rows have different options, so none can share the training of another.
         if do == "train" and cell.lead is not None and not self.request.tune:
             do, lead = "follow", (*self._run_of(cell.lead, seed, None), cell.lead.key)
         return Job(
@@ -202,7 +205,7 @@ class RecipeRunner:
         return self.tuned.get(cell.row.key)
 
     def _tuned(self, row: Row) -> Chosen | None:
-        """Return the options that finished trials chose; None without such trials."""
+        """Return the tuned options of a row; None if its trials have not finished."""
         if row.method not in METHODS:
             return None
         search = self._search(row)
@@ -217,9 +220,9 @@ class RecipeRunner:
         )
 
     def _tune(self) -> Iterator[Event]:
-        """Train the trials of every row without finished ones; choose when all have finished.
+        """Train the trials of every row that is not tuned; choose options when all have finished.
 
-        A row is not trained if one of its trials failed, since other rows would have more trials.
+        A row with a failed trial is not trained at all: other rows would have had more trials.
         """
         plan: dict[str, tuple[Row, list[int]]] = {}
         queue: dict[str, Job] = {}
@@ -241,7 +244,7 @@ class RecipeRunner:
             yield event
 
     def _choose(self, row: Row, done: Mapping[int, Mapping[str, Any]]) -> None:
-        """Write the finished trials of a row and set the options that they choose."""
+        """Write the finished trials of a row, and set its options to those of the best trial."""
         search = self._search(row)
         facts = [done[i] for i in range(len(search.trials))]
         try:
@@ -258,7 +261,7 @@ class RecipeRunner:
             state.failed[tuning.SEED] = reason
 
     def _check_search(self, row: Row) -> None:
-        """Look for obstacles of a row's trials, or of the use of finished ones."""
+        """Set the obstacle of a row's cells if its trials cannot be trained or used here."""
         states = [s for s in self._of_row(row.key) if s.obstacle is None and self._missing(s)]
         if not states:
             return
@@ -298,7 +301,7 @@ class RecipeRunner:
 
 
 def _check_same_data(state: State, here: str | None) -> None:
-    """Set an obstacle if finished seeds were trained on other data than is here."""
+    """Set an obstacle if finished seeds were trained on other data than this machine has."""
     if state.result is None or here is None:
         return
     trained_on = state.result.first["data"]["digest"]

@@ -1,9 +1,9 @@
 """Cells that share the training of another cell and differ from it only at test.
 
-Methods with equal `training` options train the same models from the same settings and seed; methods
-that train on a pool that all clients see also do so under any partition of it. One cell trains and
-keeps its model of every validated round. The followers evaluate these models on their validation
-and test episodes, which gives exactly the results of their own training.
+A cell is one row of a recipe in one column. Methods with equal `training` options train the same
+models from the same settings and seed; methods that train on one pool, visible to all clients, do
+so under any partition. The leading cell keeps its model of every validated round. The followers
+evaluate these models on their own episodes, which gives exactly the results of their own training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FILE = "looks.json"
 
 
 class _Validation(TypedDict):
-    """The validation result of a round, and what it was computed `of`."""
+    """The validation result of a round; `of` names the settings, data and model behind it."""
 
     accuracy: Share
     interval: HalfWidth
@@ -38,7 +38,7 @@ class _Validation(TypedDict):
 
 
 def trained_alike(run: Experiment, lead: Experiment) -> bool:
-    """Whether a run's training equals that of another run, so that it can follow it."""
+    """Whether `run` and `lead` train the same models, so that `run` may evaluate `lead`'s."""
     first, second = (one.method.training for one in (run, lead))
     return (
         first is not None
@@ -50,14 +50,14 @@ def trained_alike(run: Experiment, lead: Experiment) -> bool:
 
 
 def kept_all(lead: Experiment) -> bool:
-    """Whether a finished run has kept the models of all its validated rounds."""
+    """Whether a finished run has kept the models of all validated rounds."""
     return set(_validated(lead)) <= set(lead.checkpoints.rounds())
 
 
 def follow(
     run: Experiment, lead: Experiment, validated: Callable[[int, float], None]
 ) -> dict[str, Any]:
-    """Evaluate the models of `lead`, a finished run, for `run`: validate them all, test the best.
+    """Validate all kept models of `lead`, a finished run, on the episodes of `run`; test the best.
 
     `validated` is called with each round and its validation accuracy. Returns "test" and "round",
     as in `result.json`, and "validation", [round, accuracy, interval] of every validated round.
@@ -75,18 +75,18 @@ def follow(
 
 
 def _other_settings(run: Experiment) -> dict[str, Any]:
-    """Return the settings besides the method's `training` that the trained models depend on."""
+    """Return the settings that the trained models depend on, besides the method's `training`."""
     settings = run.config.settings
     ignored = ["name", *ROW_MAY_SET, "test"]
     if settings["partition"]["name"] == "redealt" and run.method.traits.trains_on_pool:
         ignored += ["partition.by", "partition.per_client", "partition.shards"]
     prefixes = tuple(f"{place}." for place in ignored)
     found = {k: v for k, v in trees.flat(settings) if not f"{k}.".startswith(prefixes)}
-    return found | {"test.seed": settings["test"]["seed"]}  # it seeds a random class split
+    return found | {"test.seed": settings["test"]["seed"]}  # the seed of a random class split
 
 
 def _validate(run: Experiment, lead: Experiment) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the validation result of each round; results of an unchanged model are read back."""
+    """Yield (round, validation result); results of unchanged models are read from the file."""
     path = run.folder / _FILE
     held = _read(path)
     inputs = {"settings": run.config.settings, "data": run.setting.dataset.digest}

@@ -1,6 +1,7 @@
-"""A recipe's table for a terminal: published and own accuracies, their difference, and marks.
+"""A recipe's table for a terminal: published accuracies, fedshot's, their difference, and marks.
 
-Marks are letters behind a cell; the notes that they stand for are below the table.
+A line of the table is a cell of the recipe (row and column). Marks are letters beside a cell; each
+refers to a note below the table.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ _COLUMNS = ("method", "setting", "published", "ours ± 95 %", "difference", "see
 
 
 class Marks:
-    """Letters for notes, in order of first use."""
+    """Assigns letters to notes, in order of first use."""
 
     def __init__(self) -> None:
         self._letters: dict[str, str] = {}
 
     def of(self, notes: Iterable[str]) -> str:
-        """Return the letters of some notes."""
+        """Return the letters of these notes, separated by spaces."""
         return " ".join(self._letters.setdefault(text, self._next()) for text in notes)
 
     def notes(self) -> list[str]:
-        """Return the notes so far, as "letter: note"."""
+        """Return all notes that have a letter, as "letter: note"."""
         return [f"{letter}: {text}" for text, letter in self._letters.items()]
 
     def _next(self) -> str:
@@ -73,7 +74,7 @@ def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
 
 
 def cells(state: State, letters: Marks) -> tuple[str, ...]:
-    """Return the line of a cell, a text for each column."""
+    """Return a cell's line of the table: a text for each column."""
     cell = state.cell
     return (
         printable(cell.row.label),
@@ -104,14 +105,14 @@ def _notes(state: State) -> list[str]:
 
 
 def measure(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return what the published numbers are, and whether they are shown."""
+    """Return a caption: what the published numbers are, or that they are not shown."""
     if all(state.cell.on_papers_data for state in states):
         return f"Published: {recipe.measure}"
     return f"Published on other data, and so not shown: {recipe.measure}"
 
 
 def published(state: State) -> str:
-    """Return the paper's accuracy with its own +-."""
+    """Return the paper's accuracy and +- in percent; "-" if there is none."""
     number, spread = state.cell.published, state.cell.spread
     if number is None:
         return "-"
@@ -119,7 +120,7 @@ def published(state: State) -> str:
 
 
 def ours(state: State) -> str:
-    """Return our accuracy, or the progress of the cell."""
+    """Return fedshot's accuracy with its interval, or else the progress of the cell."""
     if state.result is not None:
         score = state.result.score
         return percent(score["accuracy"], score["interval"])
@@ -133,7 +134,7 @@ def ours(state: State) -> str:
 
 
 def difference(state: State) -> str:
-    """Return ours minus published, in percentage points."""
+    """Return fedshot's accuracy minus the published one, in percentage points."""
     if state.result is None or state.cell.published is None:
         return ""
     gap = 100 * state.result.score["accuracy"] - state.cell.published
@@ -142,7 +143,7 @@ def difference(state: State) -> str:
 
 
 def _data(states: Sequence[State]) -> list[str]:
-    """Return a line with the data sets and their hashes; none while they are not known."""
+    """Return a line with the data sets and their hashes; no line while none is known."""
     every = [state.result.first if state.result else state.facts for state in states]
     held = {one["data"]["digest"]: one["data"] for one in every if one}
     texts = [f"{data['name']}, {data['examples']:,} examples ({digest[:12]})"
@@ -151,7 +152,7 @@ def _data(states: Sequence[State]) -> list[str]:
 
 
 def raw_pixels(states: Sequence[State]) -> list[str]:
-    """Return a line with the raw-pixel baseline of each column; none if no cell has it."""
+    """Return a line with the raw-pixel baseline of each column; no line if no cell has one."""
     texts = [
         f"{printable(state.cell.column.label)} {percent(held['accuracy'], held['interval'])}"
         for state in states
@@ -182,7 +183,7 @@ def as_text(recipe: Recipe, variant: str, states: Sequence[State], width: int = 
 
 
 def plain_text(table: Table, width: int) -> str:
-    """Return a table of rich as text without colours."""
+    """Return a `rich` table as text without colours, `width` characters wide."""
     out = io.StringIO()
     Console(file=out, width=width, color_system=None, force_terminal=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")

@@ -1,9 +1,9 @@
-"""How long a cell takes on this machine, estimated from two measured rounds.
+"""How long a cell (row and column of a recipe) takes, estimated from two measured rounds.
 
-A measured local update has few steps, and longer ones are extrapolated. Measurements are cached by
-machine and by the settings that affect time; the seed, the number of rounds and local steps, the
-partition of the examples and the size of step sizes and weights do not. A cell that cannot be
-formed from the data is cached, too, until the amount of data changes.
+A local update is measured with few steps, and longer ones are extrapolated. Measurements are cached
+by machine and by the settings that affect time; the seed, the numbers of rounds and local steps,
+the partition, and the values of step sizes and weights do not. A refusal is cached, too, until the
+number of examples changes.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 
 _FILE = "step-times.json"
-_START = 4.0  # seconds of a process before its first round: Python, torch, the data
+_START = 4.0  # seconds to start a process: Python, torch, the data
 _MEASURED_STEPS = 3  # local steps in a measured local update
 
 
-# Seconds of a local step and of a test episode, "question"; whether the episodes are clients' own.
+# Seconds of a "step" (local) and of a "question" (test episode); "own": clients test own classes.
 _Cost = TypedDict(  # noqa: UP013
     "_Cost", {"clients": Whole, "step": Finite, "question": Finite, "own": NotRequired[bool]}
 )
@@ -53,7 +53,7 @@ class _Refused(TypedDict):
 
 
 def measure(cell: Cell, data_dir: str | None) -> dict[str, Any]:
-    """Time two short rounds and a short test; return the cost, or why the cell is refused."""
+    """Time two short rounds and a short test; return the costs, or why the cell is refused."""
     settings = trees.merged(short(cell), {"run": {"workers": 1}})
     try:
         prepared = PreparedRun(Config.of(settings), data_dir)
@@ -77,7 +77,7 @@ def measure(cell: Cell, data_dir: str | None) -> dict[str, Any]:
 def short(cell: Cell) -> dict[str, Any]:
     """Return settings of two short rounds of one client and a short test.
 
-    All clients take part where every episode is partitioned among all of them.
+    If every episode is partitioned among all clients, all of them take part.
     """
     settings = cell.settings()
     if "local_steps" in _options(settings):
@@ -90,7 +90,7 @@ def short(cell: Cell) -> dict[str, Any]:
 
 
 def seconds(cell: Cell) -> float | None:
-    """Return the estimated seconds of one seed of a cell; None if its cost is not measured."""
+    """Return the estimated seconds of one seed of a cell; None if the cell is not measured."""
     cost = _held().get(key(cell))
     if cost is None or "refused" in cost:
         return None
@@ -98,20 +98,23 @@ def seconds(cell: Cell) -> float | None:
     run, test = _options_of(json.dumps({part: settings.get(part, {}) for part in ("run", "test")}))
     cohort = run.cohort or int(settings["partition"].get("clients", cost["clients"]))
     validations = 1 + -(-run.rounds // run.validate_every)
-    on_test = run.choose == "best_on_test_classes"  # then every validation is the whole test
+    on_test = run.choose == "best_on_test_classes"  # then each validation runs the whole test
     each = test.episodes if on_test else test.validation_episodes
     episodes = test.episodes + validations * each
     if cost.get("own"):  # one episode for each client
         validated = on_test or settings["partition"].get("validation", 0) > 0
         episodes = cost["clients"] * (1 + validations * validated)
-    rounds = 0 if cell.lead else run.rounds  # a follower trains no rounds
+    rounds = 0 if cell.lead else run.rounds  # a cell that shares a training trains no rounds
     work = rounds * cohort * steps(settings) * cost["step"]
     total: float = _START + work + episodes * cost["question"]
     return total
 
 
 def refused(cell: Cell, data_dir: str | None) -> str | None:
-    """Return why the cell cannot be formed from the data on this machine; None if it can."""
+    """Return why the cell cannot be trained on this machine's data; None if no reason is known.
+
+    Either the data are missing, or `measure` was refused for the same number of examples.
+    """
     data = cell.settings()["data"]
     present = examples(data, data_dir)
     if not present:
@@ -122,7 +125,7 @@ def refused(cell: Cell, data_dir: str | None) -> str | None:
 
 
 def unknown(cells: Sequence[Cell], data_dir: str | None) -> list[Cell]:
-    """Return one cell for each cost that is not measured yet, of cells whose data are here."""
+    """Return the cells to measure: one per cache key, if it has no cost and its data are here."""
     by_key = {key(cell): cell for cell in reversed(cells)}
     return [
         cell
@@ -137,20 +140,20 @@ def key(cell: Cell) -> str:
     tree = {k: v for k, v in settings.items() if k not in ("name", "seed", "partition")}
     tree["run"] = {k: v for k, v in tree["run"].items() if k not in ("rounds", "validate_every")}
     method = {k: _without_size(v) for k, v in tree["method"].items() if k != "local_steps"}
-    for option in PHASE_OPTIONS:  # of all rounds, whose number does not count either
+    for option in PHASE_OPTIONS:  # counted in rounds, whose number is ignored
         if option in method:
             method[option] = bool(method[option])
     tree["method"] = method
     partition = settings.get("partition", {})
     if few := {name: partition[name] for name in ("way", "shot") if name in partition}:
-        tree["dealt"] = few  # clients hold only a few images
+        tree["dealt"] = few  # clients that have only a few images
     here = _machine()
     parts = [tree, *(here[name] for name in ("processor", "cores", "torch", "kernels"))]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]
 
 
 def keep(cell: Cell, found: Mapping[str, Any]) -> None:
-    """Add the cost of a cell, or why it is refused, to the cache."""
+    """Store the result of `measure` for a cell in the cache."""
     path = storage.cache_folder() / _FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.with_name(f".{_FILE}.lock")):
@@ -161,7 +164,7 @@ def keep(cell: Cell, found: Mapping[str, Any]) -> None:
 
 
 def steps(settings: Mapping[str, Any]) -> int:
-    """Return the steps of a local update; 1 for a method without this option."""
+    """Return the steps of a local update; 1 for a method without the option `local_steps`."""
     default = _options(settings).get("local_steps")
     return int(settings["method"].get("local_steps", default.default if default else 1))
 
@@ -171,7 +174,7 @@ def _options(settings: Mapping[str, Any]) -> dict[str, Field[Any]]:
 
 
 def _without_size(value: Any) -> Any:
-    """Replace nonzero floats by 1.0: their size does not affect time, but zeros save work."""
+    """Replace nonzero floats by 1.0: their value does not affect time, but a zero saves work."""
     if isinstance(value, Mapping):
         return {name: _without_size(part) for name, part in value.items()}
     return 1.0 if isinstance(value, float) and value else value

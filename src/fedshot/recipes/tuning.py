@@ -1,8 +1,8 @@
-"""Hyper-parameter search with the same number of trials for every method.
+"""Hyper-parameter search with the same number of trials for every method (row of a recipe).
 
-Trial 0 is the recipe without changes. The other trials draw each option from its space; rows that
-search an option in the same space draw the same values. The trials train in the recipe's first
-column, with the cell's budget or that of `trials_as`, and with a seed of their own. The trial with
+Trial 0 is the recipe without changes. The other trials draw each option from its search space; rows
+that search an option in the same space draw the same values. The trials train in the recipe's first
+column, with the budget of the cells or its `trials_as`, and with the seed `SEED`. The trial with
 the highest validation accuracy, at the round that would be tested, sets the options of its row in
 all columns; trials that diverge are not chosen. Novel classes are never used.
 """
@@ -33,7 +33,7 @@ Chosen = Mapping[str, Any]
 
 
 def trials(recipe: Recipe, row: Row, n: int) -> list[dict[str, Any]]:
-    """Return the options of n trials, by dotted place.
+    """Return the options of each of n trials, by dotted key path.
 
     Raises ConfigError if the recipe has no search space.
     """
@@ -60,7 +60,7 @@ def name(row: Row) -> str:
 def cell_of(recipe: Recipe, budget: str, row: Row) -> Cell:
     """Return the cell in which a row is tuned.
 
-    Raises ConfigError if the settings of the cell do not allow honest validation.
+    Raises ConfigError as `check_honest` does.
     """
     shorter = recipe.budget(recipe.budget(budget).trials_as or budget)
     cell = Cell(recipe, row, next(iter(recipe.columns.values())), shorter)
@@ -69,7 +69,7 @@ def cell_of(recipe: Recipe, budget: str, row: Row) -> Cell:
 
 
 def check_honest(what: str, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError if validation with these settings is not honest."""
+    """Raise ConfigError if settings let validation use the test classes, or only one client."""
     reasons = not_honest(settings)
     if reasons:
         raise ConfigError(
@@ -96,7 +96,7 @@ class _Trials(TypedDict):
 
 
 def read(file: Path, cell: Cell, wanted: list[dict[str, Any]]) -> Chosen | None:
-    """Return the chosen options, or None if the file does not hold these trials of this cell."""
+    """Return the chosen options, or None if the file does not contain these trials of this cell."""
     if not file.exists():
         return None
     tree = records.read(file, _Trials, "Remove it")
@@ -114,9 +114,9 @@ def data_of(file: Path) -> str:
 def write(
     file: Path, cell: Cell, wanted: list[dict[str, Any]], facts: Sequence[Mapping[str, Any]]
 ) -> Chosen:
-    """Write the finished trials and return the options of the best one, the first if several.
+    """Write the finished trials and return the options of the best one (the first, if tied).
 
-    Raises ConfigError if all of them diverge.
+    Raises ConfigError if all trials diverge.
     """
     best = [None if one.get("diverged") else _tested(one) for one in facts]
     accuracies = [accuracy for accuracy in best if accuracy is not None]
@@ -151,7 +151,10 @@ def _tested(facts: Mapping[str, Any]) -> float:
 
 
 def _draw(space: Mapping[str, Any], key: Key) -> Any:
-    """Draw from `{log: [a, b]}`, `{linear: [a, b]}` or `{choice: [...]}`; keep three digits."""
+    """Draw a value from `{log: [a, b]}`, `{linear: [a, b]}` or `{choice: [...]}`.
+
+    Numbers are rounded to three significant digits.
+    """
     kind, values = next(iter(space.items()))
     u = float(key.numpy().random())
     if kind == "choice":

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from fedshot.core.text import count
 from fedshot.reports.figure_export import INK, picture
 
-_NUMBERED = 30  # most clients whose numbers all fit beside an axis
+_NUMBERED = 30  # maximum number of clients whose numbers fit beside an axis
 
 
 def affinity_groups(q: NDArray[np.float64], groups: int) -> list[int]:
-    """Return the group of each client by average linkage on the mean of Q_ij and Q_ji.
+    """Return each client's group, found by average linkage on the mean of Q_ij and Q_ji.
 
-    The diagonal, which is minus infinity, is ignored. Groups are numbered by their first clients.
+    The diagonal, which is minus infinity, is ignored. Groups are numbered in the order of their
+    first clients.
     """
     from sklearn.cluster import AgglomerativeClustering
 
@@ -33,10 +34,10 @@ def affinity_groups(q: NDArray[np.float64], groups: int) -> list[int]:
 
 
 def affinity_picture(q: NDArray[np.float64], groups: Sequence[int] | None = None) -> str:
-    """Return the SVG of an affinity matrix: row i is how much each model helped client i.
+    """Return the SVG of an affinity matrix: row i shows how much each model helped client i.
 
     Args:
-        q: [clients, clients]; the diagonal is ignored.
+        q: affinity matrix [clients, clients]; the diagonal is ignored.
         groups: the group of each client; clients are sorted by group, with lines between groups.
     """
     n = len(q)
@@ -71,7 +72,7 @@ def affinity_picture(q: NDArray[np.float64], groups: Sequence[int] | None = None
 
 
 def _finite(q: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a copy with 0 on the diagonal."""
+    """Return a copy with 0 on the diagonal, in place of minus infinity."""
     found = np.array(q, dtype=np.float64)
     np.fill_diagonal(found, 0.0)
     return found

@@ -1,6 +1,6 @@
 """A page that shows what a classifier predicted for each file.
 
-One HTML file: it holds small copies of the images, loads nothing and runs no script.
+The page is one HTML file with small copies of the images; it loads nothing and runs no script.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fedshot.core.text import count, shortened
 from fedshot.data.files.images import FORMATS
 from fedshot.reports.markup import render
 
-MOST = 600  # most predictions shown on a page, so that a phone can open it
-_SIDE, _SMALL = 160, 72  # pixels of an image in a prediction and among the support examples
-_EXCERPT, _NAME = 160, 60  # characters
+MOST = 600  # maximum number of predictions on a page, so that a phone can open it
+_SIDE, _SMALL = 160, 72  # pixels of an image beside a prediction, and among the support examples
+_EXCERPT, _NAME = 160, 60  # maximum numbers of characters
 _SUPPORT = 10  # support examples shown of each class
 
 
@@ -30,9 +30,9 @@ _SUPPORT = 10  # support examples shown of each class
 class Card:
     """A prediction for one file.
 
-    `label` is the predicted class, or the word for "none of them" if the example was `turned_away`;
-    `confidence` is the probability of the `nearest` class. `shown` is the path of an image, or a
-    text itself.
+    `label` is the predicted class, or the label for unknown examples if the example was
+    `turned_away` (rejected as unknown). `nearest` is the most probable class, and `confidence` its
+    probability. `shown` is the path of an image, or the text itself.
     """
 
     name: str
@@ -45,9 +45,9 @@ class Card:
 
 @dataclass(frozen=True)
 class AnswersPage:
-    """What a page shows: facts about the run, support examples by class, predictions.
+    """The content of a page: facts about the run, support examples by class, predictions.
 
-    `skipped` has the files that could not be read, as (name, reason).
+    `skipped` lists the files that could not be read, as (name, reason).
     """
 
     title: str
@@ -104,7 +104,7 @@ def _summary(page: AnswersPage) -> str:
 
 
 def _shares(wanted: Sequence[int]) -> list[int]:
-    """Return how many of each group are shown: small groups whole, the others in equal shares."""
+    """Return how many of each group to show, MOST in total: small groups whole, others equally."""
     shares = dict.fromkeys(range(len(wanted)), 0)
     left = MOST
     for done, i in enumerate(sorted(shares, key=lambda i: wanted[i])):
@@ -129,13 +129,13 @@ class _Thumbnail(NamedTuple):
     base64: Markup
     width: int
     height: int
-    tiny: bool  # drawings of a few pixels are enlarged without smoothing
+    tiny: bool  # images of a few pixels are enlarged without smoothing
 
 
 def _sample(one: Path | str, side: int) -> str | _Thumbnail | None:
-    """Return an excerpt of a text, or a small copy of an image; None if the image is gone.
+    """Return an excerpt of a text, or a small copy of an image; None if it cannot be read.
 
-    The copy has none of the metadata that cameras write.
+    The copy contains no metadata, such as that written by cameras.
     """
     if isinstance(one, str):
         return shortened(one, _EXCERPT)

@@ -1,4 +1,4 @@
-"""The page's figures as plotly JSON: curves, client accuracies, partitions, confusions, maps.
+"""The report's figures as plotly JSON: curves, client accuracies, partitions, confusions, maps.
 
 The page's script sets the colours of text, axes and heat maps, for light and dark schemes. Plotly
 interprets some HTML tags in text, so every name from data goes through `_text`.
@@ -23,25 +23,25 @@ Figure: TypeAlias = dict[str, Any]
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 _LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0}
-_WRITTEN = 12  # most columns of a heat map whose cells show their values
-_POINTS = 300  # most clients drawn as points; of more, only outliers
+_WRITTEN = 12  # maximum number of columns of a heat map with values in its cells
+_POINTS = 300  # maximum number of clients drawn as points; of more, only outliers
 
 AXES = {"rounds": "communication round", "megabytes": "MB sent and received, all clients together",
         "seconds": "seconds of training"}  # fmt: skip
 KINDS = {"peeked": "the test's (NOT HONEST)"}
-"""Names of kinds of episodes that the page shows differently."""
+"""Kind of episodes -> its name on the page, where they differ."""
 
 
 def curves(
     series: Sequence[Series], baselines: Mapping[str, float], axis: str, colours: Mapping[str, int]
 ) -> Figure:
-    """Return accuracy against rounds, megabytes or seconds, with 95 % intervals shaded.
+    """Return a figure of accuracy against rounds, megabytes or seconds; 95 % intervals are shaded.
 
     Args:
         series: the curves.
         baselines: accuracies on the same episodes, drawn as dashed lines.
         axis: a key of `AXES`.
-        colours: index of each label's colour, the same in all figures.
+        colours: label -> index of its colour, the same in all figures.
     """
     figure = go.Figure()
     for s in series:
@@ -87,7 +87,7 @@ def _curve(figure: Any, i: int, s: Series, x: Sequence[float | None], axis: str)
 
 
 def training_metric(lines: Mapping[str, Line], metric: str, colours: Mapping[str, int]) -> Figure:
-    """Return a training metric of each method, by round."""
+    """Return a figure of one training metric by round, with a line for each method."""
     figure = go.Figure()
     for label, (rounds, values) in lines.items():
         i = colours[label]
@@ -108,7 +108,7 @@ def training_metric(lines: Mapping[str, Line], metric: str, colours: Mapping[str
 def spread(
     clients: Mapping[str, Sequence[float]], worst: Mapping[str, float], colours: Mapping[str, int]
 ) -> Figure:
-    """Return the accuracy of each client in a row for each method; diamonds mark `worst`."""
+    """Return a figure of each client's accuracy, one row per method; diamonds mark `worst`."""
     figure = go.Figure()
     shown = dict(zip(clients, _distinct(list(clients), 24), strict=True))
     for label, accuracies in clients.items():
@@ -135,7 +135,7 @@ def spread(
 
 
 def partition(held: PartitionTable) -> Figure:
-    """Return how many examples of each class each client has."""
+    """Return a heat map of the number of examples of each class at each client."""
     figure = _heat(
         [[n or None for n in row] for row in held.table],
         _distinct(held.classes, 20),
@@ -152,7 +152,7 @@ def partition(held: PartitionTable) -> Figure:
 
 
 def confusion(counts: Mapping[str, Mapping[str, int]]) -> Figure:
-    """Return the share of each true class's queries that was predicted as each class."""
+    """Return a heat map of the confusion matrix, in percent of the queries of each true class."""
     names = sorted({*counts, *(guess for row in counts.values() for guess in row)}, key=_natural)
     table = [[counts.get(y, {}).get(guess, 0) for guess in names] for y in names]
     shares = [[100 * n / max(sum(row), 1) for n in row] for row in table]
@@ -169,7 +169,7 @@ def confusion(counts: Mapping[str, Mapping[str, int]]) -> Figure:
 
 
 def novel_classes(found: Map) -> Figure:
-    """Return novel examples in two dimensions, with a colour and a marker for each class."""
+    """Return a scatter plot of novel examples, with a colour and a marker for each class."""
     figure = go.Figure()
     for i, (name, points) in enumerate(found.points.items()):
         figure.add_scatter(
@@ -199,7 +199,7 @@ def _heat(
     text: str,
     hover: str,
 ) -> Any:
-    """Return a heat map whose axes are categories, even if the names look like numbers."""
+    """Return a heat map; its axes are categories, even if their names look like numbers."""
     figure = go.Figure()
     written = len(columns) <= _WRITTEN and len(rows) <= 2 * _WRITTEN
     gap = 2 if max(len(columns), len(rows)) <= 3 * _WRITTEN else 1
@@ -217,7 +217,7 @@ def _heat(
 
 
 def _done(figure: Any, height: int, narrow: int) -> Figure:
-    """Return the figure as JSON; `narrow` is its height on a phone."""
+    """Return the figure as JSON; `narrow` is its height in pixels on a phone."""
     figure.update_layout(
         height=height, meta={"narrow": narrow}, template="none",
         margin={"l": 8, "r": 8, "t": 8, "b": 8},
@@ -228,12 +228,12 @@ def _done(figure: Any, height: int, narrow: int) -> Figure:
 
 
 def _text(name: object, length: int = 40) -> str:
-    """Return a name escaped so that plotly shows it literally."""
+    """Return a name, shortened to `length` and escaped so that plotly shows it literally."""
     return html.escape(shortened(name, length), quote=False)
 
 
 def _distinct(names: Sequence[str], length: int) -> list[str]:
-    """Return the names as shown; equal ones get numbers, since plotly merges equal categories."""
+    """Return the shortened names; equal ones get numbers, as plotly merges equal categories."""
     shown: list[str] = []
     for name in names:
         text, n = _text(name, length), 2
@@ -248,7 +248,7 @@ def _natural(name: str) -> tuple[bool, float, str]:
 
 
 def _number(value: float) -> float | None:
-    """Return None for NaN and infinity, which JSON cannot hold."""
+    """Return a value for JSON: None for NaN and infinity, which JSON cannot represent."""
     return float(value) if math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""Values of the page's comparison table: a row for each method, with its interval as a bar."""
+"""Values of the report's comparison table: a row per method, with its interval as a bar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedshot.reports.table import COLUMNS, caption, cells, remark, sections
 
 
 def comparison_values(rows: Sequence[ComparisonRow]) -> dict[str, Any] | None:
-    """Return what the template shows; None without rows."""
+    """Return the values for the table's template; None without rows."""
     if not rows:
         return None
     low, high = _scale(rows)
@@ -50,7 +50,7 @@ def comparison_values(rows: Sequence[ComparisonRow]) -> dict[str, Any] | None:
 
 
 def _scale(rows: Sequence[ComparisonRow]) -> tuple[int, int]:
-    """Return two different whole percentages between which all intervals lie."""
+    """Return the ends of the bars' scale: two whole percentages that enclose all intervals."""
     lows = (100 * (row.accuracy - row.interval) for row in rows)
     highs = (100 * (row.accuracy + row.interval) for row in rows)
     low = min(max(math.floor(min(lows)), 0), 99)

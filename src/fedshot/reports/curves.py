@@ -1,4 +1,4 @@
-"""Accuracy and metrics during training, and their cost so far."""
+"""Accuracy and metrics during training, with the traffic and the seconds spent so far."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, TypeAlias
 from fedshot.reports.run_files import Groups, Run
 from fedshot.runs.test_protocol import chose_by_test
 
-_POINTS = 400  # most points of a line
+_POINTS = 400  # maximum number of points of a line
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve.
+    """One curve of accuracy during training.
 
     Args:
         label: display name of the method.
         rounds: rounds in which accuracy was measured.
         accuracies: accuracy in [0, 1] for each round.
         intervals: half-widths of 95 % intervals; None if unknown.
-        episodes: "test", "validation", "training", or "peeked" for evaluations on the test that
-            chose the round.
+        episodes: kind of episodes: "test", "validation", "training", or "peeked" if the test
+            itself chose the round.
         megabytes: MB sent and received so far, all clients together; None if unknown.
         seconds: seconds of training so far; None if unknown.
     """
@@ -53,7 +53,7 @@ class Series:
         runs: Sequence[Run],
         episodes: str = "test",
     ) -> Series:
-        """Return the curve through points (round, accuracy, interval), at the runs' mean cost."""
+        """Return the curve through points (round, accuracy, interval), with the runs' mean cost."""
         rounds = [round for round, _, _ in points]
         halves = [half for _, _, half in points if half is not None]
         costs = [_costs(run) for run in runs]
@@ -69,11 +69,11 @@ class Series:
 
     @classmethod
     def of_runs(cls, label: str, runs: Sequence[Run]) -> Series | None:
-        """Return the accuracy on validation episodes, else on the clients' training episodes.
+        """Return the accuracy on validation episodes, or else on the clients' training episodes.
 
         For runs whose round was chosen on the test, these are accuracies on the test. Seeds are
-        averaged over the rounds that all of them have. The interval is then the mean of theirs,
-        an upper bound for that of the mean. None if nothing was recorded.
+        averaged, in the rounds that all of them have. The interval is then the mean of the seeds'
+        intervals, an upper bound for the interval of the mean. None if nothing was recorded.
         """
         seen = [
             {r["round"]: (r["validation"]["accuracy"], r["validation"]["interval"])
@@ -92,11 +92,11 @@ class Series:
 
 
 Line: TypeAlias = tuple[list[float], list[float]]
-"""Rounds and values."""
+"""A line as (rounds, values)."""
 
 
 def metric_lines(groups: Groups) -> dict[str, dict[str, Line]]:
-    """Return a line for each metric and label, averaged over the seeds that report the metric.
+    """Return metric -> label -> line, averaged over the seeds that report the metric.
 
     In long runs each point is the mean of several neighbouring rounds.
     """
@@ -130,7 +130,7 @@ def _common(seen: Sequence[Mapping[int, Any]]) -> list[int]:
 
 
 def _costs(run: Run) -> dict[int, tuple[float, float]]:
-    """Return the megabytes sent and received and the seconds of training up to each round."""
+    """Return round -> (megabytes sent and received, seconds of training) so far."""
     spent = accumulate(float(r.get("seconds", 0)) for r in run.records)
     return {
         r["round"]: ((r.get("bytes_down", 0) + r.get("bytes_up", 0)) / 1e6, seconds)

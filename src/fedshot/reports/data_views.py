@@ -1,6 +1,6 @@
 """Views of a run that need its data or model: client data, and a map of the novel classes.
 
-The map also needs a checkpoint. Where something is missing, the views hold the reason.
+The map also needs a checkpoint. If a view cannot be made, the reason takes its place.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from fedshot.runs import run_folder
 from fedshot.runs.prepare import FederatedDataset, PreparedRun
 from fedshot.runs.relocate import check_here, on_this_machine
 
-_CLIENTS = 40  # most clients in a partition table
-_CLASSES, _EACH = 7, 40  # most classes of a map, which has 7 colours, and most examples of each
+_CLIENTS = 40  # maximum number of clients in a partition table
+_CLASSES, _EACH = 7, 40  # maximum of classes in a map, one per colour, and of examples of each
 _DIGITS = 4  # decimals of a coordinate
 
 
 @dataclass(frozen=True)
 class PartitionTable:
-    """How many examples of each base class each client has: `table` [clients, classes].
+    """The number of examples of each base class at each client: `table` [clients, classes].
 
-    `total` counts all clients; `clients` are those shown.
+    `clients` are the numbers of the clients in the table, `total` the number of all clients.
     """
 
     clients: tuple[int, ...]
@@ -49,11 +49,12 @@ class Map:
     """Examples of novel classes in two dimensions, by class.
 
     Args:
-        points: coordinates of the shown examples by class.
+        points: class -> coordinates of its shown examples.
         classes: number of novel classes, including those not shown.
         shares: fraction of the variance along each principal axis; None if the axes are the
             model's only two features.
-        users: whether users were split instead of classes; clients may then train on the classes.
+        users: whether the run splits users instead of classes, so that clients may have trained
+            on the same classes.
     """
 
     points: Mapping[str, tuple[tuple[float, float], ...]]
@@ -64,7 +65,7 @@ class Map:
 
 @dataclass(frozen=True)
 class DataViews:
-    """Partition table and map of a run, or the reason why one is missing; a note on its data."""
+    """A run's partition table and map, each replaced by a reason if missing; a note on the data."""
 
     holdings: PartitionTable | str
     map: Map | str
@@ -72,7 +73,7 @@ class DataViews:
 
 
 def data_views(folder: Path, data_dir: str | None = None) -> DataViews:
-    """Load a run's data and chosen model, without changing the run, and return views of them."""
+    """Load a run's data and its model of the chosen round, read-only, and return their views."""
     try:
         config = Config.of(on_this_machine(run_folder.written(folder)))
         setting = PreparedRun(config, data_dir)
@@ -87,7 +88,7 @@ def data_views(folder: Path, data_dir: str | None = None) -> DataViews:
 
 
 def holdings(federated: FederatedDataset) -> PartitionTable:
-    """Count each client's examples of each base class that at least one client has."""
+    """Count each client's examples of each class that any client has."""
     data, parts = federated.dataset, federated.deal.train
     held = np.unique(data.y[parts.indices]).tolist()
     shown = range(min(len(parts), _CLIENTS))
@@ -101,9 +102,9 @@ def holdings(federated: FederatedDataset) -> PartitionTable:
 
 
 def _chosen(setting: PreparedRun, folder: Path) -> Tree:
-    """Return the server's state after the chosen round, possibly trained on another device.
+    """Return the server's state after the chosen round; another device may have trained it.
 
-    Raises CheckpointError if there is none, or if it belongs to another run or other data.
+    Raises CheckpointError if there is no checkpoint, or it is of another run or other data.
     """
     checkpoints = run_folder.checkpoints(folder)
     rounds = checkpoints.rounds()
@@ -121,7 +122,7 @@ def _chosen(setting: PreparedRun, folder: Path) -> Tree:
 
 
 def _mapped(setting: PreparedRun, server: Tree) -> Map | str:
-    """Return novel examples by the server's features, or the reason why there are none."""
+    """Return a map of novel examples by the server's features, or the reason why there is none."""
     if setting.own_tests:
         return "there are no novel classes: clients are tested on images of their own"
     model = setting.method.model
@@ -151,21 +152,21 @@ def _mapped(setting: PreparedRun, server: Tree) -> Map | str:
 
 
 def _body(server: Any) -> Tree | None:
-    """Return the encoder in a server's state, if there is one."""
+    """Return the parameters of the encoder in a server's state; None without one."""
     fields = server._asdict() if hasattr(server, "_asdict") else server
     if not isinstance(fields, Mapping):
         return None
     if "body" in fields:
         found: Tree = fields["body"]
         return found
-    # "start" is a trained model only beside learned step sizes; else it is the untrained one.
+    # "start" is a trained model only beside learned step sizes, "alpha"; else it is untrained.
     names = ("theta", "w", "phi", *(("start",) if "alpha" in fields else ()))
     inner = next((name for name in names if name in fields), None)
     return None if inner is None else _body(fields[inner])
 
 
 def _some(y: Ints, novel: Ints) -> dict[int, Ints]:
-    """Return rows of novel classes by class, evenly spaced over classes and their examples."""
+    """Sample novel examples for the map: class -> rows, evenly spaced classes and rows."""
     classes = np.unique(y[novel])
     chosen = classes[_spread(len(classes), _CLASSES)]
     every = {int(c): novel[y[novel] == c] for c in chosen}
@@ -179,7 +180,7 @@ def _spread(n: int, most: int) -> Ints:
 def _flat(
     h: np.ndarray[Any, np.dtype[np.float64]],
 ) -> tuple[np.ndarray[Any, np.dtype[np.float64]], tuple[float, float] | None]:
-    """Return h [n, d] on its two principal axes, [n, 2], and their fractions of the variance."""
+    """Project features h [n, d] on two principal axes; return [n, 2] and fractions of variance."""
     if h.shape[1] == 2:
         return h, None
     h = h - h.mean(axis=0)

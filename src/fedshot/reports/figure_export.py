@@ -1,4 +1,4 @@
-"""Matplotlib figures as SVG text, without reading or changing matplotlib's global settings.
+"""Matplotlib figures as SVG text; matplotlib's global settings are neither used nor changed.
 
 Text, axes and grid are drawn in `INK`, a grey that is legible on white and on black.
 """
@@ -23,7 +23,7 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 _STYLE = {
     "svg.hashsalt": "fedshot",
-    "svg.fonttype": "none",  # text stays text, for search, screen readers and styles
+    "svg.fonttype": "none",  # text is not converted to paths, for search, screen readers, styles
     "text.parse_math": False,  # a "$" in a name is a dollar
     "font.size": 9,
     "axes.titlesize": 9,
@@ -53,15 +53,15 @@ _STYLE = {
 
 
 def picture(title: str, size: tuple[float, float], draw: Callable[[Axes], None]) -> str:
-    """Return the SVG of a figure of `size` inches with one pair of axes, filled by `draw`."""
+    """Return the SVG of a figure of `size` inches with one pair of axes, on which `draw` draws."""
     return drawing(title, size, lambda figure: draw(figure.add_subplot()))
 
 
 def drawing(title: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
-    """Return the SVG of a figure of `size` inches, filled by `draw`."""
+    """Return the SVG of a figure of `size` inches, on which `draw` draws."""
     out = io.StringIO()
     with style.context(["default", _STYLE]), warnings.catch_warnings():
-        # The SVG holds the characters; the reader's machine has the font.
+        # The SVG contains the characters; the font is on the reader's machine.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing")
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)

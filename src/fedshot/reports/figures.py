@@ -1,4 +1,4 @@
-"""The page's figures with their captions, or a sentence that says why there is none."""
+"""The report's figures with captions; a sentence gives the reason where a figure is missing."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class FigureBlock(NamedTuple):
     """A figure of the page.
 
     Args:
-        id: HTML id of its place.
-        title: what it shows, for screen readers.
-        caption: text below it.
-        choices: (text of the button, plotly figure); the first is shown, and a single choice has
-            no button.
+        id: HTML id of the element that shows the figure.
+        title: description of the figure for screen readers.
+        caption: text below the figure.
+        choices: alternatives as (text of the button, plotly figure). The first one is shown; a
+            single one has no button.
         shape: "wide", or "square" for figures that should not be stretched.
     """
 
@@ -47,7 +47,7 @@ class FigureBlock(NamedTuple):
 def curves(
     curves: Sequence[Series], rows: Sequence[ComparisonRow], colours: Mapping[str, int]
 ) -> Iterator[FigureBlock]:
-    """Yield a figure of the curves for each kind of episodes."""
+    """Yield a figure of accuracy curves for each kind of episodes that has curves."""
     for kind, words in _CAPTIONS.items():
         some = [s for s in curves if s.episodes == kind and len(s.rounds) > 1]
         if not some:
@@ -65,7 +65,7 @@ def curves(
 
 
 def training_metrics(groups: Groups, colours: Mapping[str, int]) -> Iterator[FigureBlock]:
-    """Yield a figure of the metrics that methods report in training, with a button for each."""
+    """Yield a figure of the metrics that methods report in training, with a button per metric."""
     found = metric_lines(groups)
     if found:
         names = sorted(found, key=lambda name: (name not in ("loss", "accuracy"), name != "loss"))
@@ -79,7 +79,7 @@ def training_metrics(groups: Groups, colours: Mapping[str, int]) -> Iterator[Fig
 
 
 def spread(groups: Groups, colours: Mapping[str, int]) -> Iterator[FigureBlock | str]:
-    """Yield a figure of the accuracy of each client, and name the methods that have none."""
+    """Yield a figure of each client's accuracy, and a sentence on methods without client scores."""
     clients, worst = {}, {}
     for label, runs in groups.items():
         tests = [run.result["test"] for run in runs if run.result]
@@ -109,7 +109,7 @@ def _tested(runs: Sequence[Run]) -> bool:
 
 
 def holdings(views: Mapping[str, DataViews]) -> Iterator[FigureBlock | str]:
-    """Yield a figure of how many examples of each class each client has, equal partitions once."""
+    """Yield a figure of the examples of each class at each client; equal partitions share one."""
     alike: dict[PartitionTable, list[str]] = {}
     for label, view in views.items():
         if isinstance(view.holdings, PartitionTable):
@@ -126,7 +126,7 @@ def holdings(views: Mapping[str, DataViews]) -> Iterator[FigureBlock | str]:
 
 
 def confusion(groups: Groups) -> Iterator[FigureBlock | str]:
-    """Yield a confusion matrix for each method, summed over seeds."""
+    """Yield a figure of confusion matrices, one for each method, summed over seeds."""
     choices = []
     for label, runs in groups.items():
         total: dict[str, Counter[str]] = {}
@@ -150,7 +150,7 @@ def confusion(groups: Groups) -> Iterator[FigureBlock | str]:
 
 
 def novel_classes(views: Mapping[str, DataViews]) -> Iterator[FigureBlock | str]:
-    """Yield a map of examples of novel classes by the features of each model."""
+    """Yield a figure of novel examples in the feature space of each method's model."""
     found = {label: view.map for label, view in views.items() if isinstance(view.map, Map)}
     if found:
         cut = next((m for m in found.values() if len(m.points) < m.classes), None)

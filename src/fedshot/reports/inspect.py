@@ -17,12 +17,12 @@ from fedshot.reports.partition_plots import class_histogram, one_client_picture,
 from fedshot.reports.sheet import contact_sheet
 from fedshot.runs.prepare import FederatedDataset
 
-_ROWS = 20  # most classes on the contact sheet
+_ROWS = 20  # maximum number of classes on the contact sheet
 _CLIENTS = (2, 5, 10, 20, 30)  # numbers of clients that the last picture compares
 
 
 def facts(federated: FederatedDataset) -> list[str]:
-    """Return lines that describe the data, the split and the partition, without names of users."""
+    """Return lines of text on the data, the split and the partition, without names of users."""
     data, sizes = federated.dataset, federated.deal.train.sizes
     noun = "texts" if data.is_text else "images"
     if data.is_text:
@@ -48,7 +48,7 @@ def facts(federated: FederatedDataset) -> list[str]:
 
 
 def pictures(federated: FederatedDataset, folder: Path) -> dict[Path, str]:
-    """Write pictures of the data and its partition; return their files and what each shows.
+    """Write pictures of the data and its partition; return file -> what it shows.
 
     The pictures are a contact sheet of the images, examples per class, examples per client and
     class, and one client's data for several numbers of clients.
@@ -87,9 +87,10 @@ def pictures(federated: FederatedDataset, folder: Path) -> dict[Path, str]:
 
 
 def shares_of_client_0(federated: FederatedDataset) -> tuple[dict[int, Ints], list[str]]:
-    """Return client 0's examples of each base class by number of clients, and notes.
+    """Partition the data among several numbers of clients; return client 0's class counts.
 
-    The partition's other options are unchanged. The notes say which numbers of clients fail.
+    Returns number of clients -> examples of each base class at client 0, and notes on the numbers
+    of clients that fail. The partition's other options are unchanged.
     """
     data, rows = federated.dataset, federated.rows.base
     trained = np.unique(data.y[rows])

@@ -1,4 +1,4 @@
-"""Values of the page's last sections: faults, bytes, test episodes, settings and machines."""
+"""Values of the report's last sections: faults, bytes, test episodes, settings and machines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fedshot.reports.markup import plain
 from fedshot.reports.run_files import Groups, Run
 from fedshot.reports.significance import ComparisonRow
 
-_FAULTS = 100  # faults listed for one run; the others are counted
-_CLIENTS = 5  # clients named in the summary of a run's faults, the most frequent first
-_NAMED = 4  # most runs without a fault that are named
+_FAULTS = 100  # maximum number of faults listed per run; the others are only counted
+_CLIENTS = 5  # clients named in the summary of a run's faults, most faults first
+_NAMED = 4  # maximum number of runs without a fault that are named
 _UNSET = "\N{EN DASH}"
 
 
 def faults(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the replies that the guard refused or that were lost, by run."""
+    """Return, for each run, the replies of clients that were refused as invalid or were lost."""
     clean = [run for run in runs if not any(r["faults"] or r["skipped"] for r in run.records)]
     names = joined([printable(run.label) for run in clean])
     if len(clean) > _NAMED:
@@ -54,7 +54,7 @@ def _faults_of(run: Run) -> dict[str, Any]:
 
 
 def ledgers(groups: Groups) -> list[dict[str, Any]]:
-    """Return the bytes of every part, by phase and direction, of the first run of each method."""
+    """Return the bytes sent in the first run of each method, by part, phase and direction."""
     found = []
     for label, (run, *others) in groups.items():
         if not run.ledger and not run.records:
@@ -73,7 +73,7 @@ def ledgers(groups: Groups) -> list[dict[str, Any]]:
 
 
 def episodes(rows: Sequence[ComparisonRow]) -> list[tuple[str, str]]:
-    """Return the labels of the rows that share their test episodes, and the hash of these."""
+    """Return (labels of the rows, hash of the test episodes) for each set of test episodes."""
     by_hash: dict[str, list[str]] = {}
     for row in rows:
         if row.tasks:
@@ -82,7 +82,7 @@ def episodes(rows: Sequence[ComparisonRow]) -> list[tuple[str, str]]:
 
 
 def settings(groups: Groups) -> dict[str, Any]:
-    """Return (setting, value for each method, whether the values differ) for every setting."""
+    """Return every setting as (name, value for each method, whether values differ); a summary."""
     every = {label: _settings(runs) for label, runs in groups.items()}
     keys = dict.fromkeys(key for tree in every.values() for key in tree)
     rows = []
@@ -100,7 +100,7 @@ def settings(groups: Groups) -> dict[str, Any]:
 
 
 def machines(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the state of each run, changes made on resuming, and the software and machines."""
+    """Return the progress of each run, changes on resuming, and software and machines of runs."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
         alike.setdefault(plain(run.begun_with), []).append(run)
@@ -127,7 +127,7 @@ def machines(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _settings(runs: Sequence[Run]) -> Mapping[str, str]:
-    """Return the settings that the runs of one method share, and their seeds."""
+    """Return the settings shared by the runs of one method, with all their seeds."""
     shared = {key: value for key, value in runs[0].settings.items() if key not in ("name", "seed")}
     seeds = ", ".join(str(run.seed) for run in runs)
     return {"seed": seeds, **{key: plain(value) for key, value in flat(shared)}}

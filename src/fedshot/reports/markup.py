@@ -14,14 +14,14 @@ from fedshot.core.text import printable
 
 
 def render(template: str, **values: Any) -> bytes:
-    """Return a page in UTF-8. Values from data lose control characters and line breaks."""
+    """Return a page as UTF-8. Control characters and line breaks are removed from the values."""
     page = environment().get_template(template)
     return page.render(version=__version__, **values).encode("utf-8", "replace")
 
 
 @cache
 def environment() -> Environment:
-    """Return the environment of all templates."""
+    """Return the Jinja2 environment of all templates."""
     made = Environment(
         loader=PackageLoader("fedshot.reports"),
         autoescape=True,
@@ -35,12 +35,12 @@ def environment() -> Environment:
 
 
 def template_source(name: str) -> Markup:
-    """Return the text of a file beside the templates, not to be escaped."""
+    """Return the text of a file in the templates folder, marked so that it is not escaped."""
     env = environment()
     assert env.loader is not None
     return Markup(env.loader.get_source(env, name)[0])
 
 
 def plain(value: Any) -> str:
-    """Return a setting as a user would write it."""
+    """Return the value of a setting as text: a string unchanged, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)

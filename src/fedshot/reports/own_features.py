@@ -1,4 +1,4 @@
-"""The features of one client's images under its own model, and a t-SNE plot of them."""
+"""The features of one client's images by the client's own model, and a t-SNE plot of them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fedshot.runs.experiment import Experiment
 class Space(NamedTuple):
     """A client's images as points: its training images, then its test images.
 
-    `points` is [images, d], `names` the class of each image, and `tested` [images] tells whether an
-    image belongs to the test.
+    `points` is [images, d], `names` has the class name of each image, and `tested` [images] is True
+    for test images.
     """
 
     points: NDArray[np.float64]
@@ -32,9 +32,9 @@ class Space(NamedTuple):
 
 
 def own_features(run: Experiment, client: int, *, original: bool = False) -> Space:
-    """Return the features of a client's training and test images by its model of the chosen round.
+    """Return the features of a client's images, training and test, by its chosen model.
 
-    With `original`, the points are pixels in [0, 1] instead.
+    This is the model of the chosen round. With `original`, the points are pixels in [0, 1].
 
     Raises ConfigError for a client that is not tested, for methods other than pFedFSL, and for
     `original` with texts.
@@ -67,7 +67,7 @@ def own_features(run: Experiment, client: int, *, original: bool = False) -> Spa
 
 
 def features_picture(spaces: Mapping[str, Space]) -> str:
-    """Return the SVG of a t-SNE plot of each space, by title, with a colour for each class.
+    """Return the SVG of t-SNE plots, one for each title -> space, with a colour per class.
 
     Markers of training images are filled, those of test images hollow. t-SNE preserves
     neighbourhoods only: distances between clusters have no meaning.

@@ -1,7 +1,7 @@
-"""The report: one HTML file that compares runs and loads nothing from elsewhere.
+"""The report: one HTML file that compares runs and loads no other files.
 
-Plotly's own script draws the figures; the file holds it, compressed. The content security policy
-in the head allows this script and the page's own by their hashes, and nothing else.
+Plotly's script, which draws the figures, is in the file, compressed. The content security policy in
+the head of the page allows only this script and the page's own script, by their hashes.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def write_page(
         title: title of the page.
         rows: rows of the comparison table, baselines included.
         groups: runs of each method by label, for settings, faults, bytes and client accuracies.
-        curves: accuracy during training; by default what the runs recorded, on validation or
-            else training episodes. Baselines are drawn beside curves on test episodes only.
-        views: client data and the map of novel classes by label, from `data_views`.
+        curves: accuracy during training; None for the recorded accuracy of the runs on validation
+            or else training episodes. Baselines are drawn only beside curves on test episodes.
+        views: label -> client data and map of novel classes, as returned by `data_views`.
         notes: paragraphs of plain text below the summary.
     """
     path, groups, views = Path(path), groups or {}, views or {}
@@ -87,20 +87,20 @@ def write_page(
 
 @cache
 def _plotly() -> tuple[Markup, Markup]:
-    """Return plotly's script, compressed and in base64, and its hash."""
+    """Return plotly's script, compressed and in base64, and the hash of the script."""
     script = get_plotlyjs()
     packed = gzip.compress(script.encode("utf-8"), compresslevel=9, mtime=0)
     return Markup(base64.b64encode(packed).decode("ascii")), _hash(script)
 
 
 def _hash(script: str) -> Markup:
-    """Return the hash by which the content security policy names a script."""
+    """Return the hash of a script as the content security policy writes it."""
     digest = hashlib.sha256(script.encode("utf-8")).digest()
     return Markup(f"sha256-{base64.b64encode(digest).decode('ascii')}")
 
 
 def _unbroken(text: str) -> Markup:
-    """Keep a number and its interval and unit, and the shape of an episode, on one line."""
+    """Return a text as HTML without line breaks inside numbers with units, and "5-way 1-shot"."""
     html = str(escape(text))
     for unit in (" %", " ± ", " points", " MB", "-way ", "-shot "):
         html = html.replace(unit, unit.replace(" ", "&nbsp;").replace("-", "&#8209;"))

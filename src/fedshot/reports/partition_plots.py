@@ -1,4 +1,4 @@
-"""Plots of a partition: how many examples of each class there are, and how many each client has."""
+"""Plots of a partition: the number of examples of each class, in total and at each client."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fedshot.data.dataset import Ints
 from fedshot.data.partitions.partition import Partition
 from fedshot.reports.figure_export import INK, PALETTE, picture
 
-_BUBBLES = 12  # most classes drawn as bubbles; a heat map of more is easier to read
-_NAMED = 40  # most classes whose names all fit beside an axis
-_CLIENTS = 50  # most clients shown
+_BUBBLES = 12  # maximum number of classes drawn as bubbles; more are drawn as a heat map
+_NAMED = 40  # maximum number of classes whose names fit beside an axis
+_CLIENTS = 50  # maximum number of clients shown
 
 
 def partition_picture(partition: Partition, labels: Ints, class_names: Sequence[str]) -> str:
-    """Return the SVG of how many images of each class each client has.
+    """Return the SVG of a plot of the number of images of each class at each client.
 
     Up to 12 classes are drawn as bubbles, more as a heat map. Classes that no client has are left
-    out, and of many clients only the first 50 are shown.
+    out, and only the first 50 clients are shown.
 
     Args:
         partition: row numbers of each client.
@@ -61,7 +61,7 @@ def class_histogram(
     class_names: Sequence[str],
     split: ClassSplit | None = None,
 ) -> str:
-    """Return the SVG of how many images each class has, coloured by its part of the split."""
+    """Return the SVG of a bar plot of the images of each class, coloured by part of the split."""
     counts = np.bincount(labels, minlength=len(class_names))
     parts = {"images": tuple(range(len(counts)))}
     if split is not None:
@@ -95,8 +95,8 @@ def one_client_picture(
     """Return the SVG of one client's class counts for several numbers of clients.
 
     Args:
-        held: how many examples of each class the client has, by number of clients.
-        class_names: names in the order of these counts.
+        held: number of clients -> the client's number of examples of each class.
+        class_names: names of the classes, in the order of these counts.
         notes: lines below the plot, such as why a number of clients is left out.
     """
 
@@ -146,7 +146,7 @@ def _bubbles(ax: Axes, table: Ints) -> None:
 
 
 def _totals(ax: Axes, table: Ints) -> None:
-    """Write how many images each client has to the right of its row."""
+    """Write the number of images of each client to the right of the client's row."""
     x = table.shape[1] - 0.35
     for row, total in enumerate(table.sum(axis=1).tolist()):
         ax.text(x, row, f"{total:,}", va="center", ha="left", fontsize=8.5, color=INK)

@@ -1,4 +1,4 @@
-"""Reading a run from its folder: settings, records of the rounds, and result."""
+"""Read a run from its folder: settings, records of the rounds, and result."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class Run:
         records: one record for each round, as in metrics.jsonl.
         result: content of result.json; None while the run is unfinished.
         environment: versions and machine, with changes on resuming under "resumed".
-        ledger: bytes and messages by phase, work, direction and part, from ledger.json, and those
-            of the test from result.json with phase "test".
+        ledger: log of communication: bytes and messages by phase, work, direction and part, from
+            ledger.json; the lines of the test, with phase "test", are from result.json.
     """
 
     label: str
@@ -90,7 +90,7 @@ class Run:
         """Read a run's folder.
 
         Raises:
-            CheckpointError: the folder holds no run, or a file of it is damaged.
+            CheckpointError: the folder contains no run, or one of its files is damaged.
         """
         folder = as_path("folder", folder)
         run_folder.check(folder)
@@ -114,7 +114,7 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """The last complete round."""
+        """The last complete round; 0 if none."""
         return int(self.records[-1]["round"]) if self.records else 0
 
     @property
@@ -144,7 +144,7 @@ class Run:
 
     @property
     def data(self) -> tuple[str, str]:
-        """The name of the dataset and the hash of its content; "" if the run did not store it."""
+        """The name of the dataset and the hash of its content; the hash is "" if not stored."""
         path = self.folder / dataset_info.FILE
         if not path.exists():
             return str(self.settings.get("data", {}).get("name", "")), ""
@@ -153,13 +153,13 @@ class Run:
 
     @property
     def tested(self) -> TestProtocol:
-        """What the test asks, as far as settings and result show."""
+        """The protocol of the run's test, as far as settings and result show it."""
         return TestProtocol.of(self.settings, self.result)
 
     def differs(self, other: Run) -> str | None:
-        """Return the first difference between two runs other than name and seed; None if none.
+        """Return the first difference between two runs besides name and seed; None if none.
 
-        Runs differ if a setting does, or the file of a user-defined method.
+        Runs differ if a setting differs, or the file of a user-defined method.
         """
         found = difference(_shared(self.settings), _shared(other.settings))
         if found is None and self._method_files != other._method_files:
@@ -169,14 +169,14 @@ class Run:
 
     @property
     def _method_files(self) -> list[str]:
-        """Names and hashes of the user-defined method's files that trained the run."""
+        """Names and hashes of the files of a user-defined method that trained the run."""
         later = [one["environment"] for one in self._resumed]
         every = [one.get("method_file", "") for one in (self.begun_with, *later)]
         return list(dict.fromkeys(filter(None, every)))
 
     @property
     def begun_with(self) -> dict[str, Any]:
-        """Versions and machine at the start."""
+        """Versions and machine with which the run began."""
         return {key: value for key, value in self.environment.items() if key != "resumed"}
 
     @property
@@ -197,7 +197,7 @@ class Run:
 
 
 Groups: TypeAlias = Mapping[str, Sequence[Run]]
-"""Runs by the label of their method; those under one label differ in the seed only."""
+"""Label of a method -> its runs, which differ only in the seed."""
 
 
 def grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
@@ -216,7 +216,7 @@ def grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 
 def ungrouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Return every run under its own label, made unique."""
+    """Return each run in a separate group; equal labels get numbers."""
     return _labelled([[run] for run in runs])
 
 
@@ -253,7 +253,7 @@ def _shared(settings: Settings) -> Settings:
 
 
 def _result(path: Path, settings: Settings) -> dict[str, Any] | None:
-    """Return the content of result.json; None if missing, or of fewer rounds than planned."""
+    """Return the content of result.json; None if missing, or if the run trains more rounds."""
     if not path.exists():
         return None
     fix = f"Resume the run with `fedshot resume {path.parent}`, which rewrites the file"
@@ -263,7 +263,7 @@ def _result(path: Path, settings: Settings) -> dict[str, Any] | None:
 
 
 def _ledger(path: Path, result: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the lines of the ledger and those of the test; [] without a file."""
+    """Return the lines of the communication log, with those of the test; [] without a file."""
     if not path.exists():
         return []
     fix = (

@@ -1,4 +1,4 @@
-"""A contact sheet of a dataset: some images of each class in a row."""
+"""A contact sheet of a dataset: one row of images for each class."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def contact_sheet(
     Args:
         dataset: the dataset.
         classes: class numbers, from top to bottom.
-        per_class: most images in a row.
+        per_class: maximum number of images in a row.
         scale: factor by which images are enlarged, without smoothing.
 
     Raises:
-        DataError: there is nothing to draw, or images have 2 or more than 4 channels.
+        DataError: there is nothing to draw, or the number of channels is not 1, 3 or 4.
     """
     pixels = dataset.pixels
     h, w, channels = dataset.shape
@@ -70,5 +70,5 @@ def _image(x: Pixels, scale: int) -> Image.Image:
 
 
 def _font() -> str:
-    """Return the font that comes with matplotlib, so that sheets look the same everywhere."""
+    """Return the path of matplotlib's font, with which sheets look the same everywhere."""
     return str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")

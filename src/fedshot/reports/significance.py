@@ -17,11 +17,11 @@ from fedshot.runs.test_protocol import TestProtocol, alike
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """The result of a method or a baseline.
+    """One row of a comparison: the result of a method or a baseline.
 
     Args:
         label: display name.
-        score: a `Score` or its dict, with accuracy, interval and episodes at least.
+        score: a `Score`, or a dict with at least the keys accuracy, interval and episodes.
         seeds: number of runs over which the values are averaged.
         bytes_down: bytes sent to all clients in training, per run.
         bytes_up: bytes received from all clients in training, per run.
@@ -29,8 +29,8 @@ class ComparisonRow:
         note: remark shown beside the values.
         baseline: whether this is a control without federated learning, such as raw pixels. Methods
             are compared with the best baseline.
-        tested: what the test asked, and why its result is not honest, if so.
-        by_seed: accuracy of each seed, if there are several.
+        tested: the protocol of the test; its `marks` say if the result is no fair estimate.
+        by_seed: accuracy of each seed; empty for a single seed.
     """
 
     label: str
@@ -48,8 +48,8 @@ class ComparisonRow:
     def of_runs(cls, label: str, runs: Sequence[Run]) -> ComparisonRow:
         """Return the row of a method's runs, one run for each seed.
 
-        All seeds are evaluated on the same episodes. The accuracy is the mean over seeds, and the
-        interval is over episodes, of each episode's mean over seeds.
+        All seeds are evaluated on the same episodes. Each episode's accuracy is averaged over
+        seeds; the accuracy and its interval are over episodes.
 
         Raises:
             CheckpointError: a run is unfinished.
@@ -68,13 +68,13 @@ class ComparisonRow:
         spent: Sequence[tuple[int, int, float]],
         tested: TestProtocol,
     ) -> ComparisonRow:
-        """Return the row of several seeds' scores on one test.
+        """Return the row of a method, given its scores on one test, one for each seed.
 
         Args:
             label: display name.
             tests: the scores, as returned by `Score.to_json`.
             spent: bytes down, bytes up and seconds of each training run.
-            tested: what the test asked.
+            tested: the protocol of the test.
         """
         notes = list(tested.marks)
         notes += ["transductive"] if any(t.get("transductive") for t in tests) else []
@@ -98,7 +98,7 @@ class ComparisonRow:
 
     @property
     def name(self) -> str:
-        """The label, followed by the reasons why the result is not honest, if any."""
+        """The label, and in parentheses the reasons why the result is no fair estimate, if any."""
         return " ".join([printable(self.label), *(f"({mark})" for mark in self.tested.marks)])
 
     @property
@@ -123,7 +123,7 @@ class ComparisonRow:
 
     @property
     def per_episode(self) -> tuple[float, ...]:
-        """Accuracy of every episode in order; empty if any is unknown."""
+        """Accuracy of each episode, in order; empty if any is unknown."""
         return () if self._get("unanswered", 0) else tuple(self._get("per_episode", ()))
 
     def _get(self, name: str, *default: Any) -> Any:
@@ -134,12 +134,11 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between the accuracies of a row and another, with its 95 % interval.
+    """The accuracy of a row minus that of another row, with its 95 % interval.
 
-    If `paired`, both were evaluated on the same episodes, and the interval is that of the
-    differences by episode, which is tighter than that of two independent accuracies. If `seeds`,
-    the interval covers the variance between training seeds; else it holds for these training runs
-    only.
+    If `paired`, both rows have the same episodes, and the interval is computed from differences
+    per episode, which is tighter than for two independent accuracies. If `seeds`, the interval
+    covers the variance between training seeds; otherwise it is valid for these training runs only.
     """
 
     other: ComparisonRow
@@ -150,7 +149,7 @@ class Difference:
 
     @property
     def outcome(self) -> Literal["above", "below", "unclear"]:
-        """Whether the row is above or below at 95 %; equal differences are "unclear"."""
+        """Whether the row is above or below; "unclear" if the interval contains 0 or is 0 wide."""
         if abs(self.difference) <= self.interval or not self.interval:
             return "unclear"
         return "above" if self.difference > 0 else "below"
@@ -160,14 +159,14 @@ class Difference:
 
 
 def compare(row: ComparisonRow, other: ComparisonRow) -> Difference:
-    """Compare two rows, by episode if both have the same episodes.
+    """Compare two rows; they are paired by episode if both have the same episodes.
 
     The interval is +- t(0.975, f) sqrt(v). Over n common episodes v = s_d^2 / n, where s_d is the
     standard deviation of the differences; otherwise v is the sum of the variances that the two
     intervals imply. If both rows have several seeds, m_a and m_b, the variance between training
     seeds is added: v += s_a^2 / m_a + s_b^2 / m_b, where s are the standard deviations of the
-    seeds' accuracies. The degrees of freedom f of the parts are combined by Welch-Satterthwaite,
-    f = v^2 / sum(v_i^2 / f_i).
+    seeds' accuracies. The degrees of freedom f of the summands v_i of v are combined by
+    Welch-Satterthwaite, f = v^2 / sum(v_i^2 / f_i).
     """
     mine, theirs = row.per_episode, other.per_episode
     known = bool(row.tasks) and row.tasks == other.tasks
@@ -185,18 +184,18 @@ def compare(row: ComparisonRow, other: ComparisonRow) -> Difference:
 
 
 def _part(values: Sequence[float]) -> tuple[float, int]:
-    """Return the variance of the mean of the values, and its degrees of freedom."""
+    """Return (variance of the mean of these values, degrees of freedom)."""
     return statistics.variance(values) / len(values), len(values) - 1
 
 
 def _part_of(row: ComparisonRow) -> tuple[float, int]:
-    """Return the variance that a row's interval implies, and its degrees of freedom."""
+    """Return (variance of a row's accuracy, as its interval implies, degrees of freedom)."""
     freedom = max(1, row.episodes - 1)
     return (row.interval / quantile(freedom)) ** 2, freedom
 
 
 def _joint(parts: Sequence[tuple[float, int]]) -> float:
-    """Return the half-width of the 95 % interval of a sum of independent parts."""
+    """Return the half-width of the 95 % interval of a sum, given `_part` of each summand."""
     v = sum(variance for variance, _ in parts)
     if not 0 < v < math.inf:
         return 0.0 if v == 0 else v
@@ -205,7 +204,7 @@ def _joint(parts: Sequence[tuple[float, int]]) -> float:
 
 
 def describe(row: ComparisonRow, found: Difference) -> str:
-    """Return sentences that state a difference and what its interval covers."""
+    """Return a difference, and what its interval covers, in sentences."""
     one, other = row.name, found.other.name
     if not found.interval:
         text = (
@@ -232,13 +231,13 @@ def describe(row: ComparisonRow, found: Difference) -> str:
 
 
 def seed_caveat(found: Difference) -> str:
-    """Return the caveat of a clear difference whose interval does not cover seeds, else ""."""
+    """Return a caveat on other seeds for a clear difference without their variance; else ""."""
     clear = found.outcome != "unclear" and not found.seeds
     return ", for these training runs; another seed may differ" if clear else ""
 
 
 def against_baseline(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> Difference | None:
-    """Compare a method with the best baseline on the same test; None if there is none."""
+    """Compare a method with the best baseline of the same test; None without one."""
     others = [other for other in rows if other.baseline and other.tasks in ("", row.tasks)]
     if row.baseline or not others:
         return None
@@ -246,7 +245,7 @@ def against_baseline(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> Diffe
 
 
 def baselines(groups: Mapping[str, Sequence[Run]]) -> list[ComparisonRow]:
-    """Return a row for each raw baseline in the runs' results, one for each test."""
+    """Return a row for each baseline in the results of the runs, such as raw pixels, per test."""
     found: dict[tuple[str, str], tuple[str, Mapping[str, Any]]] = {}
     for label, runs in groups.items():
         for run in runs:

@@ -29,19 +29,19 @@ class Status:
     """The progress of one run.
 
     Args:
-        run: its folder.
+        run: folder of the run.
         state: "training", "stopped" before the last round, "untested" after it, "ended", or
-            "unreadable"; "not ended" if the file system has no locks, which show training.
+            "unreadable"; "not ended" if file locks, which show training, are not supported.
         round: last complete round; -1 if none.
         rounds: number of rounds in the configuration.
         ago: seconds since the last complete round; 0 if the clock was set back.
         pace: median seconds per round over the last rounds; None if unknown.
-        left: seconds that the remaining rounds take at this pace.
+        left: seconds that the remaining rounds take at this pace; None if unknown.
         validation: accuracy on the validation classes at the chosen round, if known.
         chosen: the chosen round.
-        faults: number of replies that did not count.
-        skipped: number of rounds that did not count.
-        why: why the run is unreadable.
+        faults: number of clients' replies that were refused or lost.
+        skipped: number of rounds that were skipped.
+        why: the reason why the run is unreadable; "" for other states.
     """
 
     run: str
@@ -61,10 +61,10 @@ class Status:
     def of(cls, folder: Path, now: float | None = None) -> Status:
         """Return the status of a run, which may be training; `now` is in seconds since 1970.
 
-        A damaged folder, or one of another program, is "unreadable"; this never raises.
+        Never raises: a damaged folder, or a folder of another program, is "unreadable".
         """
         try:
-            held = in_training(folder)  # first, since a training run may write its result meanwhile
+            held = in_training(folder)  # first, since the run may write its result meanwhile
             run = Run.read(folder)
             if "rounds" not in run.settings.get("run", {}):
                 raise ValueError("run.rounds is not set")
@@ -95,7 +95,7 @@ class Status:
 
 
 def runs_below(folder: Path) -> Iterator[Path]:
-    """Yield the folder if it is a run, else the runs below it, in order."""
+    """Yield the folder itself if it is a run, or else the folders of all runs below it, sorted."""
     top = len(folder.parts)
     for place, names, _ in os.walk(folder):
         here = Path(place)
@@ -125,7 +125,7 @@ def _state(run: Run, held: bool | None) -> str:
 
 
 def _ended(folder: Path, record: Mapping[str, Any]) -> float:
-    """Return when a round ended; for old records without it, when their file was written."""
+    """Return the time at which a round ended; for old records, that of their file."""
     if text := record.get("ended"):
         return datetime.fromisoformat(text).timestamp()
     return (folder / RECORDS).stat().st_mtime
@@ -134,7 +134,8 @@ def _ended(folder: Path, record: Mapping[str, Any]) -> float:
 def _pace(records: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the median seconds per round over the last rounds.
 
-    Old records have no elapsed time; the time between their ends is used, or that of training.
+    Old records have no elapsed time; the time between the ends of rounds is used instead, or else
+    the training time.
     """
     recent = records[-_RECENT - 1 :]
     times = [datetime.fromisoformat(r["ended"]).timestamp() for r in recent if r.get("ended")]
@@ -156,7 +157,7 @@ def _validated(run: Run) -> tuple[float | None, int | None]:
 
 
 def as_table(all_of: Sequence[Status]) -> str:
-    """Return the runs as plain text, one line each, followed by what is wrong with them."""
+    """Return a plain-text table with a line per run, and below it why runs are unreadable."""
     rows = [_COLUMNS, *(_cells(one) for one in all_of)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [

@@ -11,7 +11,7 @@ from fedshot.runs.test_protocol import TestProtocol, alike
 
 
 def summary(rows: Sequence[ComparisonRow], runs: Sequence[Run] = ()) -> str:
-    """Return the best method, its comparison with baseline and runner-up, and its bytes."""
+    """Return sentences on the best method, its lead over baseline and runner-up, and its bytes."""
     methods = sorted((r for r in rows if not r.baseline), key=lambda r: -r.accuracy)
     baselines = sorted((r for r in rows if r.baseline), key=lambda r: -r.accuracy)
     found = [_best(methods, runs)] if methods else ["No method has a result yet."]
@@ -38,7 +38,7 @@ def summary(rows: Sequence[ComparisonRow], runs: Sequence[Run] = ()) -> str:
 
 
 def _intervals(methods: Sequence[ComparisonRow]) -> str:
-    """Return what the intervals cover and what not."""
+    """Return a sentence on what the intervals cover and what they do not."""
     units = " and ".join(sorted({f"{row.tested.unit}s" for row in methods}))
     if all(row.seeds == 1 for row in methods):
         return (
@@ -53,7 +53,7 @@ def _intervals(methods: Sequence[ComparisonRow]) -> str:
 
 def _best(methods: Sequence[ComparisonRow], runs: Sequence[Run]) -> str:
     best = methods[0]
-    # Rows made by hand have no test protocol; their runs may.
+    # Rows created by a program may have no test protocol, but their runs may.
     tested = best.tested if best.tested != TestProtocol() else alike([run.tested for run in runs])
     start = best.name
     if len(methods) > 1:
@@ -75,7 +75,7 @@ def _lead(best: ComparisonRow, second: ComparisonRow) -> str:
 def _against(
     baseline: str, methods: Sequence[ComparisonRow], rows: Sequence[ComparisonRow]
 ) -> list[str]:
-    """Return which methods beat the best baseline and which do not."""
+    """Return sentences on which methods beat the best baseline and which do not."""
     compared = [(row, v) for row in methods if (v := against_baseline(row, rows))]
     beats = [(row, v) for row, v in compared if v.outcome == "above"]
     fails = [(row, v) for row, v in compared if v.outcome != "above"]

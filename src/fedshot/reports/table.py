@@ -1,4 +1,4 @@
-"""The comparison table for the terminal, as text and as JSON; baselines are in a last section."""
+"""The comparison table for the terminal, as text and as JSON; the baselines come last."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def as_json(rows: Sequence[ComparisonRow]) -> str:
 
 
 def sections(rows: Sequence[ComparisonRow]) -> list[list[ComparisonRow]]:
-    """Return the methods and then the baselines, without empty sections."""
+    """Return the sections of the table that are not empty: methods, then baselines."""
     parts = ([r for r in rows if not r.baseline], [r for r in rows if r.baseline])
     return [part for part in parts if part]
 
 
 def cells(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
-    """Return the text of each column."""
+    """Return a row's text for each of `COLUMNS`."""
     return (
         printable(row.label),
         percent(row.accuracy, row.interval),
@@ -74,7 +74,7 @@ def cells(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
 
 
 def remark(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> str:
-    """Return a warning if a row does not beat the best baseline or has other episodes, else ""."""
+    """Return a warning if a row does not beat the best baseline, or has other episodes; else ""."""
     found = []
     difference = against_baseline(row, rows)
     if difference and difference.outcome != "above":
@@ -86,7 +86,7 @@ def remark(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> str:
 
 
 def caption(rows: Sequence[ComparisonRow]) -> str:
-    """Return an explanation of the columns."""
+    """Return the caption of the table, which explains the columns."""
     parts = [
         "Accuracy in percent: mean over test episodes, ± the half-width of its 95 % interval over "
         "episodes."

@@ -1,4 +1,4 @@
-"""Use of a trained run: a classifier, its calibration, folders of files, and exports."""
+"""Use a trained run: classify examples or files, calibrate confidence, export the encoder."""
 
 from fedshot.use.calibration import Calibration, CalibrationWarning, store, stored
 from fedshot.use.classifier import FewShotClassifier

@@ -24,7 +24,7 @@ FILE = "calibration.json"
 
 
 class CalibrationWarning(UserWarning):
-    """A threshold is used with a support set of another way or shot than it was measured on."""
+    """Warns that a threshold was measured with another way or shot than the support set has."""
 
 
 _Count: TypeAlias = Annotated[int, Field(ge=1, lt=2**31)]
@@ -69,35 +69,36 @@ class _Entries(TypedDict):
 
 @dataclass(frozen=True)
 class Calibration:
-    """The temperature and thresholds for episodes of one way and shot, and how well they work.
+    """Temperature and thresholds for episodes of one way and shot, and measured error rates.
 
-    One half of the episodes fits them; accuracy, errors and AUROC are of the other half.
+    One half of the episodes is used to fit temperature and thresholds; accuracy, errors and AUROC
+    are measured on the other half.
     """
 
     round: int
     way: int
     shot: int
-    client: int | None  # whose model was measured; None for the server's, or all in turn
-    episodes: int  # in both halves
-    seed: int  # of the episodes
+    client: int | None  # client whose model was measured; None for the server's, or all in turn
+    episodes: int  # number of episodes, both halves together
+    seed: int  # seed of the episodes
     temperature: float  # divisor of the logits
-    at_bound: bool  # the best temperature is outside the search range, and 1 is used instead
+    at_bound: bool  # the best temperature is outside the search range; 1 is used instead
     accuracy: float
     ece_before: float  # expected calibration error, in [0, 1], at temperature 1
     ece_after: float  # the same at `temperature`
     nll_before: float  # cross-entropy in nats at temperature 1
     nll_after: float  # the same at `temperature`
-    signal: Signal = "probability"  # what thresholds apply to: the largest probability or logit
-    auroc: float | None = None  # of `signal`, known against unknown examples
-    unknown: tuple[Unknown, ...] = ()  # by increasing `asked`; empty without unknown classes
+    signal: Signal = "probability"  # thresholds apply to the largest "probability" or "logit"
+    auroc: float | None = None  # AUROC of `signal`, known against unknown examples
+    unknown: tuple[Unknown, ...] = ()  # sorted by `asked`; empty if no threshold was measured
     end: End = ""  # the end of the search range, if `at_bound`; see `confidence.temperature`
     apart: bool = False  # the two halves share no image
     ece_interval: Interval | None = None  # 95 % bootstrap interval of `ece_after`
 
     def at(self, accept_unknown: float) -> Unknown:
-        """Return the threshold of the largest measured share that is at most `accept_unknown`.
+        """Return the threshold for the largest measured share that is at most `accept_unknown`.
 
-        Raises ConfigError for a smaller share, or if no threshold was measured.
+        Raises ConfigError if all measured shares are larger, or no threshold was measured.
         """
         fit = [one for one in self.unknown if one.asked <= accept_unknown]
         if not self.unknown:
@@ -120,7 +121,7 @@ class Calibration:
 
 
 def store(folder: Path, found: Calibration) -> Path:
-    """Store a calibration in the run's folder; it replaces one of the same way, shot and client."""
+    """Store a calibration in the run's folder, replacing that of the same way, shot and client."""
     with locked(folder / ".calibration.lock"):
         kept = [one for one in stored(folder) if _key(one) != _key(found)]
         entries = sorted([*kept, found], key=_key)
@@ -145,10 +146,10 @@ def stored(folder: Path) -> list[Calibration]:
 def calibration_of(
     run: TrainedRun, way: int, shot: int, client: int | None, *, thresholds: bool = False
 ) -> Calibration | None:
-    """Return the calibration of the chosen round with the nearest way and shot; None without any.
+    """Return the stored calibration with the nearest way and shot, or None if there is none.
 
-    Temperatures depend on the shot more than on the way. With `thresholds`, a calibration that has
-    thresholds is preferred.
+    Only calibrations of the chosen round count. Temperatures depend on the shot more than on the
+    way. With `thresholds`, a calibration that has thresholds is preferred.
     """
     fit = [one for one in stored(run.folder) if one.round == run.round]
     if thresholds:

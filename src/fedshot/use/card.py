@@ -17,12 +17,12 @@ from fedshot.runs.test_protocol import ResultJson, TestProtocol
 from fedshot.use.calibration import stored
 from fedshot.use.trained import TrainedRun
 
-CARD = "Exported by fedshot"  # text by which a card is recognised
-_MAX_NAMES = 40  # names of classes that a card lists
+CARD = "Exported by fedshot"  # text by which an earlier card is recognised
+_MAX_NAMES = 40  # maximum number of class names in a card
 
 
 def card_facts(run: TrainedRun) -> dict[str, str]:
-    """Return facts about the model in words, keyed by name."""
+    """Return facts about the model as texts, keyed by name."""
     settings, facts = run.config.settings, run.facts
     test = result_of(run)
     return {
@@ -37,9 +37,9 @@ def card_facts(run: TrainedRun) -> dict[str, str]:
 
 
 def result_of(run: TrainedRun) -> dict[str, Any] | None:
-    """Return result.json if it is of the chosen round; else None.
+    """Return the content of result.json if it is of the chosen round, else None.
 
-    Raises CheckpointError if it is damaged.
+    Raises CheckpointError if the file is damaged.
     """
     path = run.folder / RESULT
     if not path.exists():
@@ -51,7 +51,7 @@ def result_of(run: TrainedRun) -> dict[str, Any] | None:
 
 
 def protocol_of(run: TrainedRun) -> TestProtocol:
-    """Return the protocol of the run's test, whether or not it was carried out."""
+    """Return the protocol of the run's test, whether or not the run has been tested."""
     found = TestProtocol.of(run.config.settings, result_of(run))
     return replace(found, own=not run.facts.novel) if found.own is None else found
 
@@ -63,7 +63,7 @@ def card_text(
     client: int | None,
     licence: str | None,
 ) -> str:
-    """Return the card of an encoder, in one or more formats, as Markdown."""
+    """Return the model card as Markdown; `encoders` are the encoder's files, one per format."""
     settings, facts = run.config.settings, run.facts
     lines = [
         f"# {code(settings['name'])}: an encoder for few-shot recognition",
@@ -108,7 +108,7 @@ def card_text(
 
 
 def _parts(run: TrainedRun) -> list[str]:
-    """Return the lines about the data that chose the round and the data of the test."""
+    """Return the lines on the data that chose the round and on the data of the test."""
     facts, protocol = run.facts, protocol_of(run)
     by = (result_of(run) or {}).get("chosen_by", run.config.run.choose)
     if by in ("best_on_test_classes", "test classes"):
@@ -201,7 +201,7 @@ _ASPECTS = {
 
 
 def preprocessing(run: TrainedRun) -> str:
-    """Return in words how an image file becomes pixels of the run's data set."""
+    """Return a phrase that describes how image files are converted to pixels in the run."""
     height, width, channels = run.model.shape
     pictures = Pictures.like(run.config.data, (height, width, channels))
     if pictures.ink:

@@ -4,7 +4,7 @@
     classifier.fit(images, ["cat", "cat", "dog", "dog"])
     classifier.predict(["1.jpg", "2.jpg"])
 
-`fit` stores the examples. `predict` lets the run's method adapt to them as it does at test: by
+`fit` stores the examples. In `predict` the run's method adapts to them as in the test: by
 prototypes, gradient steps, a probe, or the private model of a client.
 """
 
@@ -37,20 +37,20 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     """A classifier for new classes, from a few examples of each.
 
     Args:
-        run: folder of a run; the chosen round predicts.
+        run: folder of a run; the model of its chosen round predicts.
         client: the client whose model predicts, for methods whose clients keep models.
         calibrated: divide the logits by the temperature that `fedshot calibrate` stored with the
             run, if there is one.
-        accept_unknown: share, in (0, 1), of examples of unknown classes that may be accepted as
-            one of the known; rejected examples get `unknown_label`. Needs a calibration. None
-            accepts every example.
+        accept_unknown: share, in (0, 1), of the examples of unknown classes that may be accepted
+            as one of the known classes; rejected examples get `unknown_label`. Needs a
+            calibration. None accepts every example.
         unknown_label: label of rejected examples.
-        data_dir: folder of datasets, for the few runs that need their data (see `TrainedRun`).
+        data_dir: folder of datasets, for runs that need their data (see `TrainedRun`).
 
     Attributes:
-        classes_: labels, sorted, in the order of the columns of `predict_proba`.
-        n_features_in_: numbers in an image for the model; not set for texts.
-        calibration_: the calibration used, nearest to the support's way and shot, or None.
+        classes_: sorted labels, in the order of the columns of `predict_proba`.
+        n_features_in_: size of an image of the model, H * W * C; not set for texts.
+        calibration_: the calibration in use, nearest to the examples' way and shot, or None.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     @classmethod
     def from_run(cls, run: str | Path, **options: Any) -> FewShotClassifier:
-        """Return the classifier of a run, after opening and checking the run.
+        """Open a run, check it, and return its classifier.
 
         Raises CheckpointError, ConfigError or DataError if the run cannot be used.
         """
@@ -83,12 +83,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return classifier
 
     def fit(self, X: Any, y: Any) -> FewShotClassifier:  # noqa: N803  (scikit-learn's names)
-        """Store labelled examples in place of earlier ones.
+        """Store labelled examples; they replace those of an earlier call.
 
         Args:
             X: images: arrays [n, H, W, C] or [n, H, W], uint8 or floats in [0, 1]; paths, bytes of
                 files, or PIL images. Texts: strings, paths (pathlib.Path), or lists of words.
-            y: labels of any kind, one for each example; two classes at least.
+            y: labels of any type, one for each example, of at least two classes.
 
         Raises InputError, a ValueError, for invalid examples or labels.
         """
@@ -101,14 +101,14 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> FewShotClassifier:  # noqa: N803
         """Add examples of old or new classes to the stored ones.
 
-        Only for methods that treat examples one by one, such as class means; methods that adapt by
-        gradient steps need all examples at once, with `fit`.
+        Only for methods to which examples can be added later, such as class means; methods that
+        adapt by gradient steps need all examples at once, with `fit`.
 
         Args:
             X: as in `fit`.
             y: as in `fit`.
-            classes: all labels that may occur, as in scikit-learn; other labels are refused. With
-                it the first examples may be of one class; `predict` needs two.
+            classes: all labels that may occur, as in scikit-learn; other labels are refused. If
+                given, the first examples may be of one class; `predict` needs two.
         """
         run = self.opened
         if not run.method.traits.adds_examples:
@@ -133,7 +133,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return self
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
-        """Return the accuracy, for labels of any kind; `sample_weight` [n] is not negative."""
+        """Return the accuracy for labels of any type; `sample_weight` is [n], without negatives."""
         predicted = self.predict(X).tolist()
         labels = labels_of(y, len(predicted)).tolist()
         right = [bool(a == b) for a, b in zip(predicted, labels, strict=True)]
@@ -151,7 +151,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return float(np.average(right, weights=weights))
 
     def predict(self, X: Any) -> Labels:  # noqa: N803
-        """Return the most probable label of each example, or `unknown_label`."""
+        """Return the most probable label of each example; `unknown_label` for rejected examples."""
         logits = self.logits(X)
         labels: Labels = self.classes_[logits.argmax(dim=1).numpy()]
         if self.accept_unknown is None:
@@ -166,12 +166,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return self.probabilities(self.logits(X))
 
     def probabilities(self, logits: Tensor) -> Labels:
-        """Return the probabilities of logits, float64 [n, classes]."""
+        """Return float64 [n, classes], probabilities of logits at the calibrated temperature."""
         temperature = self.calibration_.temperature if self.calibration_ else 1.0
         return torch.softmax(logits.double() / temperature, dim=1).numpy()
 
     def accepted(self, logits: Tensor) -> Labels:
-        """Return for each row of logits whether its example is accepted as known, bool [n]."""
+        """Return whether each row of logits is accepted as of a known class, bool [n]."""
         self._check_threshold(self.calibration_)
         if self.accept_unknown is None or self.calibration_ is None:
             return np.ones(len(logits), dtype=bool)
@@ -278,7 +278,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         found.at(self.accept_unknown)
 
     def _warn_of_shape(self, found: Calibration, counts: Labels, shot: int) -> None:
-        """Warn if a threshold was measured with another way or shot than the support has."""
+        """Warn if a threshold was measured with another way or shot than the examples have."""
         way = len(counts)
         uneven = int(counts.min()) != int(counts.max())
         same = (found.way, found.shot) == (way, shot)
@@ -312,7 +312,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     @property
     def opened(self) -> TrainedRun:
-        """The run, opened once for each value of `run` and `data_dir`."""
+        """The opened run; it is opened again only if `run` or `data_dir` changes."""
         asked = (str(self.run), self.data_dir)
         if getattr(self, "_asked", None) != asked:
             self._run = TrainedRun(self.run, self.data_dir)
@@ -328,7 +328,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def _eval_episodes(self, run: TrainedRun, query: Tensor) -> QueryEpisodes:
         way, known = len(self.classes_), len(run.facts.class_names)
-        classes = torch.arange(known, known + way)  # numbers of no class of the training data
+        classes = torch.arange(known, known + way)  # numbers unused in the training data
         return QueryEpisodes(
             self.support_,
             self.support_codes_,
@@ -339,14 +339,14 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         )
 
     def _examples(self, X: Any, *, fitting: bool = True) -> Tensor:  # noqa: N803
-        """Return examples as inputs of the model; a subclass may read other kinds."""
+        """Return examples as inputs of the model; a subclass may convert other types."""
         del fitting
         if isinstance(X, Tensor) and X.dtype in (torch.uint8, torch.int32):
             X = X.numpy(force=True)  # noqa: N806
         return self.inputs(X)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the opened run; a copy opens the folder again."""
+        """Return the state for pickling without the opened run, which a copy opens again."""
         state: dict[str, Any] = super().__getstate__()
         return {k: v for k, v in state.items() if k not in ("_run", "_inputs", "_asked")}
 

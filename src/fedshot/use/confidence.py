@@ -23,20 +23,20 @@ from fedshot.nn.losses import cross_entropy
 Signal: TypeAlias = Literal["probability", "logit"]
 End: TypeAlias = Literal["", "cold", "hot"]
 Interval: TypeAlias = tuple[float, float]
-SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # of unknown examples that may be accepted
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # shares of unknown examples that may be accepted
 BINS = 15
 _COLDEST, _HOTTEST = 1e-3, 1e4  # temperatures
-_NEAR = 0.01  # of an end, in log temperature
-_RESAMPLED = 1000  # bootstraps of an interval
+_NEAR = 0.01  # distance from an end of the range, in log temperature, that counts as the end
+_RESAMPLED = 1000  # number of bootstrap samples for an interval
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A threshold for rejecting unknown examples, and its error rates on held-out episodes."""
+    """A threshold for rejecting unknown examples, and its error rates on other episodes."""
 
     asked: float  # requested share of unknown examples that are accepted
-    threshold: float  # probability or logit from which an example is accepted
+    threshold: float  # minimum probability or logit of an accepted example
     false_accept: float  # measured share of unknown examples that are accepted
     false_reject: float  # measured share of known examples that are rejected
     interval: Interval | None = None  # 95 % bootstrap interval of `false_accept`
@@ -48,22 +48,25 @@ class LabelledLogits:
 
     logits: Tensor  # [n, way]
     y: Tensor  # int64 [n]; -1 for a class outside the episode
-    measures: Tensor  # bool [n]: in the half that measures, not in the half that fits
-    episode: Tensor  # int64 [n]
+    measures: Tensor  # bool [n]: True in the half of the episodes that measures, not fits
+    episode: Tensor  # int64 [n]: number of the episode
 
 
 def signals(logits: Tensor, temperature: float) -> dict[Signal, Tensor]:
-    """Return the values that may separate known from unknown examples, float64 [n] each."""
+    """Return the largest probability and largest logit of each example, float64 [n].
+
+    Either may separate known from unknown examples.
+    """
     logits = logits.double()
     probability = torch.softmax(logits / temperature, 1).max(1).values
     return {"probability": probability, "logit": logits.max(1).values}
 
 
 def temperature(logits: Tensor, y: Tensor) -> tuple[float, End]:
-    """Return (temperature with the smallest cross-entropy, end of the search range).
+    """Return (temperature with the smallest cross-entropy, end of the search range or "").
 
-    At an end of the range the temperature is 1: at "cold" all predictions are right and the loss
-    has no minimum; at "hot" they are no better than chance. Elsewhere the end is "".
+    If the search stops at an end of its range, the temperature is 1. At "cold" all predictions are
+    correct and the loss has no minimum; at "hot" they are no better than chance.
     """
     logits = logits.double()
 
@@ -80,7 +83,7 @@ def temperature(logits: Tensor, y: Tensor) -> tuple[float, End]:
 
 
 def golden_section(f: Callable[[float], float], low: float, high: float) -> float:
-    """Return the minimum of a unimodal function, to 1e-6."""
+    """Return the x in [low, high] that minimises a unimodal function, to within 1e-6."""
     a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     fa, fb = f(a), f(b)
     while high - low > 1e-6:
@@ -96,7 +99,7 @@ def golden_section(f: Callable[[float], float], low: float, high: float) -> floa
 
 
 def expected_calibration_error(p: Tensor, y: Tensor) -> float:
-    """Return the mean over 15 equal bins of |accuracy - confidence|, weighted by their sizes."""
+    """Return the mean of |accuracy - confidence| over 15 equal bins, weighted by bin size."""
     bins, gap = _gaps(p, y)
     total = torch.zeros(BINS, dtype=torch.float64).index_add(0, bins, gap)
     return float(total.abs().sum() / len(y))
@@ -112,8 +115,8 @@ def _gaps(p: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def error_interval(p: Tensor, y: Tensor, episode: Tensor) -> Interval:
     """Return the 95 % interval of the expected calibration error, by bootstrap over episodes.
 
-    Episodes are resampled, not queries, because the queries of an episode share a support. The
-    error is a sum of absolute values, so few episodes overestimate it, and resampling more so.
+    Episodes are resampled, not queries, because the queries of an episode share a support set. The
+    error is a sum of absolute values, so few episodes overestimate it; resampling adds to that.
     """
     bins, gap = _gaps(p, y)
     ids, number = torch.unique(episode, return_inverse=True)
@@ -125,9 +128,9 @@ def error_interval(p: Tensor, y: Tensor, episode: Tensor) -> Interval:
 
 
 def share_interval(hit: Tensor, episode: Tensor) -> Interval:
-    """Return the 95 % interval of the share of queries that hit, by bootstrap over episodes.
+    """Return the 95 % interval of the share of True values in `hit`, by bootstrap over episodes.
 
-    If none or all of them hit, it is the exact binomial interval over episodes.
+    If no value or every value is True, it is the exact binomial interval over episodes.
     """
     ids, number = torch.unique(episode, return_inverse=True)
     sizes = torch.bincount(number, minlength=len(ids)).double()
@@ -152,7 +155,10 @@ def _interval(values: Tensor) -> Interval:
 
 
 def thresholds(labelled: LabelledLogits, temperature: float) -> dict[str, Any]:
-    """Return the better signal, its AUROC and its thresholds, as fields of a `Calibration`."""
+    """Return the signal with the higher AUROC, and its thresholds, as fields of `Calibration`.
+
+    Returns `{}` without unknown examples.
+    """
     known, half = (labelled.y >= 0).numpy(), labelled.measures.numpy()
     if known.all():
         return {}
@@ -172,12 +178,15 @@ def thresholds_of(
     half: np.ndarray[Any, Any],
     episode: np.ndarray[Any, Any],
 ) -> tuple[Unknown, ...]:
-    """Return a threshold of `signal` [n] for each share, measured on the examples in `half`."""
+    """Return a threshold of `signal` [n] for each of `SHARES`.
+
+    Thresholds are fitted to the examples outside `half` and measured on those in `half`.
+    """
     fit, others, own = signal[~known & ~half], signal[~known & half], signal[known & half]
     episodes = torch.from_numpy(episode[~known & half])
     found = []
     for share in SHARES:
-        # The next larger number, because a signal equal to the threshold is accepted.
+        # The next larger number is used, because a signal equal to the threshold is accepted.
         threshold = float(np.nextafter(np.quantile(fit, 1 - share, method="higher"), np.inf))
         accepted = others >= threshold
         interval = share_interval(torch.from_numpy(accepted), episodes)

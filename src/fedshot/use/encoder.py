@@ -1,7 +1,7 @@
-"""The encoder of a run: found in its state, and as a `torch.nn.Module` that exporters can trace.
+"""Find the encoder in a run's state, and wrap it in a `torch.nn.Module` that can be traced.
 
-The module calls the functions that training calls. While they are traced, these do not use their
-compiled kernels, and recurrent networks use their cells, of which one step is traced for all words.
+The module calls the same functions as training. While they are traced, they do not use compiled
+kernels, and recurrent networks use their cell, whose traced step is applied to every word.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from fedshot.nn.models.model import Model
 from fedshot.nn.optim import OptState
 from fedshot.use.trained import TrainedRun
 
-# Trees with the shape of a model that are step sizes, sums, optimiser states or others' models.
+# Names of trees with a model's shape: step sizes, sums, optimiser states, other clients' models.
 _NOT_MODELS = frozenset({"alpha", "pool", "outer", "optimizer", "bank", "moments"})
 
 
 def encoder_of(run: TrainedRun, client: int | None = None) -> tuple[Tree, Tree]:
     """Return (parameters of the backbone, running statistics) of the chosen round.
 
-    Where clients have encoders of their own, `client` chooses one. Raises ConfigError if there is
-    no encoder, or more than one.
+    If each client has its own encoder, `client` selects one. Raises ConfigError if there is no
+    encoder, or more than one.
     """
     states: list[Tree] = [] if run.banked else [run.server]
     if client is not None:
@@ -59,7 +59,7 @@ def _find(model: Model, state: Tree) -> tuple[Tree, Tree] | None:
 
 
 def _alike(state: Tree, like: Tree, name: str) -> list[Tree]:
-    """Return the subtrees of a state with the form of `like`; if several, those named `name`."""
+    """Return subtrees of a state with the structure of `like`; of several, those named `name`."""
     found = [(path, node) for path, node in _nodes(state, ()) if not tree.difference(like, node)]
     if len(found) > 1:
         found = [(path, node) for path, node in found if path and path[-1] == name]
@@ -80,21 +80,21 @@ def _nodes(node: Tree, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
 class Encoder(nn.Module):
     """An encoder for the batch-norm policies "running" and "transductive".
 
-    It maps uint8 [n, H, W, C], or int32 [n, L] for texts, to float [n, d]. Under "transductive" the
-    rows depend on each other.
+    It maps images uint8 [n, H, W, C], or texts int32 [n, L], to features float [n, d]. With
+    "transductive", the features of an example depend on the other examples.
     """
 
     def __init__(self, model: Model, body: Tree, stats: Tree) -> None:
         super().__init__()
         self.model = traceable(model)
         if model.table is not None:
-            # The model caches its table, which must not be made of traced values.
+            # The model caches its table of word vectors, which must not contain traced values.
             self.model.prepare(torch.zeros(1, 1, dtype=torch.int32))
         self._like, self._stats_like = body, stats
         self._names = [_put(self, "body", body), _put(self, "stats", stats)]
 
     def forward(self, examples: Tensor) -> Tensor:
-        """Return the features of examples."""
+        """Return the features of examples, float [n, d]."""
         _, query = test_modes(self.model)
         return self._features(examples, self._read()[1], query)[0]
 
@@ -114,7 +114,7 @@ class Encoder(nn.Module):
 class TaskEncoder(Encoder):
     """An encoder for the batch-norm policy "support".
 
-    It maps support and queries to the features of both, under the statistics of the support.
+    It maps support and queries to features of both, normalised by the statistics of the support.
     """
 
     def forward(self, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -125,14 +125,14 @@ class TaskEncoder(Encoder):
 
 
 def encoder_module(model: Model, body: Tree, stats: Tree) -> Encoder:
-    """Return the module for the model's batch-norm policy."""
+    """Return the encoder, in evaluation mode, for the model's batch-norm policy."""
     has_norm = len(model.backbone.norm_policies) > 1
     kind = TaskEncoder if model.by_support and has_norm else Encoder
     return kind(model, body, stats).eval()
 
 
 def traceable(model: Model) -> Model:
-    """Return the same model without options that cannot be traced."""
+    """Return the model without options that cannot be traced (compiled kernels, bfloat16)."""
     backbone = model.backbone
     if hasattr(backbone, "kernel"):
         backbone = replace(backbone, kernel="cell")  # type: ignore[type-var]
@@ -141,7 +141,7 @@ def traceable(model: Model) -> Model:
 
 
 def _put(module: nn.Module, name: str, of: Tree) -> dict[str, str]:
-    """Register the leaves of a tree as buffers; return the buffer's name of each path."""
+    """Register each leaf of the tree `of` as a buffer of `module`; return path -> buffer name."""
     names = {}
     for path, leaf in tree.items(of):
         names[path] = f"{name}__{path}".replace("/", "__").replace(".", "_")
@@ -150,7 +150,7 @@ def _put(module: nn.Module, name: str, of: Tree) -> dict[str, str]:
 
 
 def example(model: Model, n: int, seed: int = 0) -> Tensor:
-    """Return n random examples for a model."""
+    """Return n random examples of the input shape of a model."""
     random = torch.Generator().manual_seed(seed)
     if model.table is None:
         return torch.randint(0, 256, (n, *model.shape), generator=random, dtype=torch.uint8)

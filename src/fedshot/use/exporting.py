@@ -42,7 +42,7 @@ FILES: dict[str, str] = {
     "torch-export": "encoder.pt2",
     "onnx": "encoder.onnx",
 }
-TOLERANCE = 1e-5  # difference of features, relative to the largest
+TOLERANCE = 1e-5  # maximum difference of features, relative to the largest feature
 
 
 def export(
@@ -57,11 +57,11 @@ def export(
 
     Args:
         run: the run.
-        to: "safetensors", the weights and statistics by name; "torch-export", a program for
-            `torch.export.load`; "onnx", which needs the extra `onnx`.
+        to: format: "safetensors", the weights and statistics by name; "torch-export", a program
+            for `torch.export.load`; "onnx", which needs the extra `onnx`.
         folder: output folder, created if missing.
         client: the client whose encoder to export, for methods whose clients keep encoders.
-        licence: licence of the training data, for the card.
+        licence: licence of the training data, stated in the model card.
 
     Raises:
         ConfigError: there is no single encoder, or a package is missing.
@@ -109,15 +109,15 @@ class _Description(TypedDict, total=False):
 
 
 def _earlier(folder: Path, file: str, weights: str) -> dict[str, Any]:
-    """Return the description of the same encoder by an earlier export in the folder, or `{}`.
+    """Return the description that an earlier export of the same encoder left, or `{}`.
 
-    Raises ConfigError if the folder would hold files of two encoders.
+    Raises ConfigError if the folder contains files of another encoder.
     """
     path = folder / "encoder.json"
     others = [name for name in FILES.values() if name != file and (folder / name).exists()]
     found: dict[str, Any] = {}
     if path.exists():
-        with suppress(CheckpointError):  # a file of another program
+        with suppress(CheckpointError):  # the file is of another program
             found = records.read(path, _Description)
     if found.get("weights") == weights:
         return found
@@ -158,7 +158,7 @@ def _weights(run: TrainedRun, module: Encoder) -> bytes:
 def _checked(
     run: TrainedRun, module: Encoder, make: Callable[[Encoder, tuple[Tensor, ...]], Any]
 ) -> bytes:
-    """Return the bytes of an exported program, whose features equal those of the run's encoder."""
+    """Return the bytes of an exported program. Raises DataError if its features are wrong."""
     n_inputs = 2 if isinstance(module, TaskEncoder) else 1
     traced = (example(run.model, 3), example(run.model, 4, 1))[:n_inputs]
     inputs = (example(run.model, 5, 2), example(run.model, 7, 3))[:n_inputs]
@@ -178,7 +178,7 @@ def _checked(
 def _own_features(
     run: TrainedRun, module: Encoder, inputs: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """Return the features of the run's own model, with its kernels, in full precision."""
+    """Return the features by the run's model, with compiled kernels, in float32."""
     model = replace(run.model, bf16=False)
     body, stats = module._read()
     first, then = test_modes(model)
@@ -223,7 +223,7 @@ def _onnx(module: Encoder, traced: tuple[Tensor, ...]) -> Any:
     data = program.model_proto.SerializeToString()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # errors; unused weights of a loop are warnings
+    options.log_severity_level = 3  # only errors; unused weights of a loop would be warnings
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
     def features(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -235,7 +235,7 @@ def _onnx(module: Encoder, traced: tuple[Tensor, ...]) -> Any:
 
 @contextmanager
 def _quiet(logger: str) -> Iterator[None]:
-    """Log only errors, and not which optional packages are missing."""
+    """Suppress warnings of a logger, such as those on missing optional packages."""
     log = logging.getLogger(logger)
     before = log.level
     log.setLevel(logging.ERROR)

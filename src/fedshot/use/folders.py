@@ -1,7 +1,7 @@
-"""Fit a classifier to folders of files, one for each class, and predict a folder of files.
+"""Fit a classifier to folders of files, one folder per class, and predict a folder of files.
 
 Texts may also be the rows of a table or JSON lines. Files and rows that cannot be read are reported
-and skipped. Links that lead out of a folder are not followed.
+and skipped. Links to places outside the folder are not followed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from fedshot.use.classifier import FewShotClassifier
 from fedshot.use.inputs import Inputs, padded
 
 TEXTS = frozenset({".txt", ".text", ".md"})
-_BLOCK = 512  # files predicted at once; bounds the memory
-WHOLE = 2048  # most files that a transductive method predicts together
+_BLOCK = 512  # number of files predicted at once, which bounds the memory
+WHOLE = 2048  # maximum number of files that a transductive method predicts together
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file that was not used, and why.
+    """A file that was not used, and the reason.
 
-    `passed` is set for files that were not tried: of another kind, beside the class folders, or in
-    a linked folder.
+    `passed` says why a file was not even opened: it has another suffix ("other kind"), is beside
+    the class folders, or in a linked folder. It is "" for files that could not be read.
     """
 
     path: Path
@@ -53,13 +53,13 @@ class FilePrediction:
     confidence: float  # probability of `nearest`
     nearest: str  # the most probable class
     turned_away: bool  # whether the example was rejected as unknown
-    probabilities: tuple[float, ...]  # of all classes, in order
-    text: str = ""  # of a row
+    probabilities: tuple[float, ...]  # one for each class, in order of `classes_`
+    text: str = ""  # the text of a row
 
 
 @dataclass(frozen=True)
 class Support:
-    """The labelled files, or rows of a table with their texts, that were read."""
+    """The labelled examples that were read: files, or rows of a table with their texts."""
 
     paths: tuple[Path, ...]
     labels: tuple[str, ...]
@@ -80,7 +80,8 @@ def fit_folder(
 ) -> tuple[Support, list[Skipped]]:
     """Fit a classifier to `folder/<class>/<file>`, or to the rows of a table of texts.
 
-    Raises DataError if the folder does not exist or no example of a class can be read.
+    Returns the examples and the files that were skipped. Raises DataError if the folder does not
+    exist or no example of a class can be read.
     """
     skipped: list[Skipped] = []
     if is_text and folder.is_file():
@@ -132,9 +133,10 @@ def predict_files(
     is_text: bool,
     skipped: list[Skipped],
 ) -> Iterator[FilePrediction]:
-    """Yield the prediction of every file below a folder, or row of a table of texts, in order.
+    """Yield a prediction for each file below a folder, or each row of a table of texts, in order.
 
-    Appends to `skipped`. Transductive methods predict all files together.
+    Files that are not used are appended to `skipped`. Transductive methods predict all files
+    together.
 
     Raises DataError if the folder does not exist, or holds more than `WHOLE` files for a
     transductive method.
@@ -182,7 +184,7 @@ def _predicted(
 
 
 def as_csv(found: Sequence[FilePrediction], classes: Sequence[str]) -> str:
-    """Return a table with a header: file, label, confidence, and a probability for each class."""
+    """Return a csv with a header: file, label, confidence, and a probability for each class."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["file", "label", "confidence", *(f"p({name})" for name in classes)])
@@ -199,7 +201,7 @@ def _escaped(cell: str) -> str:
 
 
 def as_json_lines(found: Sequence[FilePrediction], classes: Sequence[str]) -> str:
-    """Return one JSON object per line."""
+    """Return one JSON object per prediction and line."""
     rows = (
         {
             "file": one.name,
@@ -215,7 +217,7 @@ def as_json_lines(found: Sequence[FilePrediction], classes: Sequence[str]) -> st
 def _read(
     folder: Path, root: Path, inputs: Inputs, is_text: bool, skipped: list[Skipped]
 ) -> Iterator[_Example]:
-    """Yield the examples in the files below a folder, in order of their names."""
+    """Yield the examples in the files below a folder, in order of file names."""
     for path in _files(folder, is_text, skipped):
         try:
             if not _is_inside(path, root):
@@ -235,7 +237,7 @@ def _table(
     *,
     labelled: bool,
 ) -> Iterator[_Example]:
-    """Yield the examples in the rows of a table, whose columns are named as in the run's data."""
+    """Yield the examples in the rows of a table; its columns are named as in the run's data."""
     if path.suffix.lower() not in TABLES:
         raise DataError(
             f"{path} is neither a folder nor a table of texts; expected a file that ends in "
@@ -256,7 +258,7 @@ def _table(
 
 
 def _files(folder: Path, is_text: bool, skipped: list[Skipped]) -> Iterator[Path]:
-    """Yield the pictures or texts below a folder by their suffix, without hidden files."""
+    """Yield the files below a folder that have a suffix of images or texts and are not hidden."""
     wanted = TEXTS if is_text else SUFFIXES
 
     def failed(error: OSError) -> None:

@@ -1,6 +1,6 @@
-"""Convert the examples of users to inputs of a model.
+"""Convert a user's examples to inputs of a model.
 
-Invalid examples raise InputError, a ValueError as scikit-learn expects.
+Invalid examples raise InputError, which is a ValueError, as scikit-learn expects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedshot.runs.dataset_info import Facts
 
 _PICTURES = "arrays [n, H, W, C] or [n, H, W], paths of picture files, their bytes, or PIL images"
 _ARRAY_DIMS = (3, 4)
-_WORKERS = 4  # decoding releases Python's lock
+_WORKERS = 4  # threads; decoding releases the GIL
 
 
 class Inputs:
@@ -44,9 +44,9 @@ class Inputs:
             self._sentences = Sentences(rows, facts.shape[0], keep, config.data)
 
     def __call__(self, x: Any) -> Tensor:
-        """Return uint8 [n, H, W, C], or int32 [n, L] padded to the longest text.
+        """Return images as uint8 [n, H, W, C], or texts as int32 [n, L] padded to the longest.
 
-        Raises InputError, naming the example, for an invalid one.
+        Raises InputError, which names the example, if an example is invalid.
         """
         x = array_of(x, "the examples") if isinstance(x, Tensor) else _listed(x)
         try:
@@ -57,14 +57,14 @@ class Inputs:
             raise InputError(str(error)) from error
 
     def one(self, path: Path) -> Tensor:
-        """Return the example in a file. Raises DataError, naming the file, if it cannot be read."""
+        """Return the example in a file. Raises DataError, which names it, if it cannot be read."""
         if self._pictures is not None:
             return torch.from_numpy(self._pictures.read(path, path).copy())
         assert self._sentences is not None
         return torch.from_numpy(self._sentences.read(path, path))
 
     def text(self, text: str, name: object) -> Tensor:
-        """Return a text as an example. Raises DataError, naming it, if no word is known."""
+        """Return a text as an example. Raises DataError with its `name` if no word has a vector."""
         assert self._sentences is not None
         return torch.from_numpy(self._sentences.read(text, name))
 
@@ -130,7 +130,7 @@ class Inputs:
         return padded([torch.from_numpy(row) for row in rows])
 
     def _rows(self, x: np.ndarray[Any, Any]) -> Tensor:
-        """Return rows of word numbers, numbered as in the run's data."""
+        """Check and return rows of word numbers, which are numbered as in the run's data."""
         most = FIRST_WORD + len(self._facts.words)
         if x.size and (x.min() < PADDING or x.max() >= most):
             raise InputError(
@@ -160,7 +160,7 @@ def padded(rows: Sequence[Tensor]) -> Tensor:
 
 
 def joined(a: Tensor, b: Tensor) -> Tensor:
-    """Return the examples of both, texts padded to the longest."""
+    """Return the examples of `a` and `b`; texts are padded to the longest."""
     return torch.cat([a, b]) if a.ndim > 2 else padded([*a, *b])
 
 
@@ -214,7 +214,7 @@ def _named(one: Any, i: int) -> object:
 
 
 def array_of(tensor: Tensor, name: str) -> np.ndarray[Any, Any]:
-    """Return a tensor's values as an array, without its gradient; bfloat16 as float32."""
+    """Return the values of a tensor as a numpy array; bfloat16 is converted to float32."""
     try:
         values = tensor.detach().cpu()
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
@@ -227,7 +227,7 @@ def _as_array(one: Any, name: str) -> np.ndarray[Any, Any]:
 
 
 def _listed(x: Any) -> Any:
-    """Return a sequence of examples, such as a column of pandas or a torch Dataset, as a list.
+    """Convert a sequence, such as a pandas column or a torch Dataset, to a list of examples.
 
     Other values are returned unchanged.
     """

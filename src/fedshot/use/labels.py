@@ -1,4 +1,4 @@
-"""Labels of any kind: checked, and encoded as numbers."""
+"""Check labels of any type, and encode them as numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Labels: TypeAlias = np.ndarray[Any, Any]
 def labels_of(y: Any, n: int) -> Labels:
     """Return n labels as a 1-d array.
 
-    Raises InputError for another number of labels, or a missing one: None, NaN, NaT or masked.
+    Raises InputError if their number is not n, or if a label is missing: None, NaN, NaT or masked.
     """
     if y is None:
         raise InputError(
@@ -30,7 +30,7 @@ def labels_of(y: Any, n: int) -> Labels:
         )
     if isinstance(y, Tensor):
         y = array_of(y, "the labels")
-    if isinstance(y, list | tuple):  # by value: two tensors of one number are two objects
+    if isinstance(y, list | tuple):  # tensors are compared by object, not by value
         y = [v.item() if isinstance(v, Tensor | np.ndarray) and v.ndim == 0 else v for v in y]
     found = _objects(y) if isinstance(y, list | tuple) else None
     if found is None:
@@ -61,7 +61,7 @@ def labels_of(y: Any, n: int) -> Labels:
 
 
 def _absent(y: Any, found: Labels) -> list[int]:
-    """Return the indices of missing labels."""
+    """Return the indices of missing labels in `y`."""
     if isinstance(y, np.ma.MaskedArray):
         return np.flatnonzero(np.ma.getmaskarray(y)).tolist()
     if found.dtype.kind in "mM":
@@ -72,7 +72,7 @@ def _absent(y: Any, found: Labels) -> list[int]:
 
 
 def encoded(labels: Labels) -> tuple[Labels, Labels]:
-    """Return (classes, class number of each label); classes that cannot be sorted keep order."""
+    """Return (sorted classes, class number of each label); unsortable classes keep their order."""
     try:
         classes, codes = np.unique(labels, return_inverse=True)
         return classes, codes.reshape(-1)
@@ -83,7 +83,7 @@ def encoded(labels: Labels) -> tuple[Labels, Labels]:
 
 
 def _objects(y: Sequence[Any]) -> Labels | None:
-    """Return labels as objects if numpy would convert them to another type; else None."""
+    """Return an array of objects if numpy would convert the labels to another type; else None."""
     kinds = {
         str if isinstance(label, str) else float if isinstance(label, numbers.Number) else object
         for label in y

@@ -1,9 +1,9 @@
 """Calibrate the confidence of a run on episodes of its validation classes.
 
-One half of the episodes fits a temperature and thresholds (see `confidence`); the other half
-measures them on other images, if there are enough of each class. Both halves have the same classes,
-and clients that predict in turn take part in both. Every episode also has queries of a class that
-is not in its support.
+One half of the episodes is used to fit a temperature and thresholds (see `confidence`), the other
+half to measure them, on other images if there are enough of each class. Both halves have the same
+classes; if clients predict in turn, they do so in both. Every episode also has queries of a class
+that is not in its support set, if there are enough classes.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def measure(
 
     Args:
         run: the run.
-        way: classes of an episode; None for those of the run's test.
-        shot: support examples per class; None for those of the run's test.
-        episodes: number of episodes, 4 at least.
+        way: number of classes of an episode; None for that of the run's test.
+        shot: number of support examples per class; None for that of the run's test.
+        episodes: number of episodes, at least 4.
         client: the client whose model predicts; None for the server's, or all clients in turn.
 
     Raises ConfigError for too few validation classes, DataError for missing or too few data.
@@ -128,9 +128,9 @@ def _halves(
     episodes: int,
     key: Key,
 ) -> tuple[Tasks, bool]:
-    """Return the episodes, the half that fits first, and whether the halves share no image.
+    """Return (episodes, whether the halves share no image); the half to fit comes first.
 
-    If half of a class's images cannot fill an episode, both halves are drawn from all images.
+    If half of the images of a class are too few for an episode, both halves use all images.
     """
     counts = (episodes - episodes // 2, episodes // 2)
     mixed = key.at("halves").numpy().permutation(rows)

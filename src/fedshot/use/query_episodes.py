@@ -1,4 +1,4 @@
-"""A support set and any number of queries, as episodes that a method can predict."""
+"""Divide any number of queries into episodes with one support set, which a method can predict."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fedshot.learners.feature_cache import EpisodeIndex
 from fedshot.learners.learner import EvalEpisode
 from fedshot.use.inputs import padded
 
-CHUNK = 256  # queries of an episode; bounds the memory of long lists
+CHUNK = 256  # maximum number of queries of an episode, which bounds the memory
 
 
 class QueryEpisodes(LazyEpisodes):
     """Episodes that share a support set, each with a part of the queries.
 
-    Their examples have indices, the support first, so that an encoder can embed the support once.
+    All examples are indexed, the support first, so that an encoder embeds the support only once.
 
     Args:
         support: examples, uint8 [n, H, W, C] or int32 [n, L].
         codes: labels of the support, int64 [n], 0..way-1.
-        query: examples of the same kind.
-        classes: class numbers for the method, int64 [way].
+        query: examples of the same shape and type as the support.
+        classes: class numbers of the labels, given to the method, int64 [way].
         device: device of the model.
         whole: keep all queries in one episode, for transductive methods.
     """
@@ -54,15 +54,15 @@ class QueryEpisodes(LazyEpisodes):
 
     @property
     def distinct(self) -> int:
-        """Number of examples; the support counts once."""
+        """Number of distinct examples: the shared support, and all queries."""
         return len(self._x)
 
     def examples(self, first: int, last: int) -> Tensor:
-        """Return the examples first .. last - 1."""
+        """Return the examples with the indices first .. last - 1."""
         return self._x[first:last]
 
     def sheet(self, u: int) -> EpisodeIndex:
-        """Return the examples of episode u as indices."""
+        """Return episode u with indices in place of examples."""
         places = torch.arange(len(self._x), device=self._x.device)
         first, last = self._span(u)
         return EpisodeIndex(places[: self._n], self._codes, places[first:last], len(self._classes))

@@ -1,7 +1,7 @@
 """The chosen round of a finished or unfinished run, opened for predictions.
 
-The run's folder is enough: no training data are read. The method's own `evaluate` predicts, in the
-arithmetic of the run, so an episode of the run's test gets the same prediction as in the run.
+Only the run's folder is needed, no training data. Predictions come from the method's `evaluate`, in
+the arithmetic of the run, so an episode of the run's test gets the same prediction as in the run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BEFORE = 0  # the round before training
 
 
 class TrainedRun:
-    """The chosen round of a run: the best on validation, else the last one saved.
+    """The chosen round of a run: the best round on validation, or else the last one saved.
 
     Args:
         folder: the run's folder.
@@ -47,7 +47,7 @@ class TrainedRun:
             runs of older versions, which stored no dataset info.
 
     Raises:
-        CheckpointError: no run, no checkpoint yet, or a damaged one.
+        CheckpointError: the folder has no run or no checkpoint yet, or a file is damaged.
         DataError: the run is of an older version, and its data are missing.
     """
 
@@ -78,12 +78,12 @@ class TrainedRun:
         self._first = self.method.init(self._key.at("init"))
         self.server, notes = self.checkpoints.read(self.round, self._first)
         self._fleet.open(self.round, notes["private"])
-        self.banked = "/" in notes["private"]  # the server keeps the models of clients
+        self.banked = "/" in notes["private"]  # the server keeps a bank of clients' models
         self._lock = Lock()  # torch's threads and rounding are global
 
     @property
     def keeps_private(self) -> bool:
-        """Whether clients have states of their own, private or in the server's bank."""
+        """Whether each client has its own state, private or in the server's bank of models."""
         return self.banked or bool(tree.leaves(self._first_private))
 
     @cached_property
@@ -95,7 +95,7 @@ class TrainedRun:
         return self._host.private(client, (self.round, 0))
 
     def remembered(self, client: int) -> Tree:
-        """Return the state of a client in the server's bank after the chosen round, or `{}`."""
+        """Return a client's state in the server's bank after the chosen round; `{}` without one."""
         found: dict[str, Any] = {}
         for path, leaf in (self._fleet.bank.load(client, (self.round, 0)) or {}).items():
             *parents, name = path.split("/")
@@ -106,7 +106,7 @@ class TrainedRun:
         return found
 
     def check_client(self, client: int) -> None:
-        """Raise ConfigError unless this client has a trained model of its own."""
+        """Raise ConfigError unless this client has its own trained model."""
         known = self.facts.clients
         if client not in known:
             shown = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
@@ -131,9 +131,9 @@ class TrainedRun:
 
         Args:
             eval_episodes: episodes of any way and shot, up to the method's `max_way`.
-            client: the client whose model predicts, for methods whose clients have models.
+            client: the client whose model predicts, for methods whose clients keep models.
 
-        Raises ConfigError if a client must be given, or must not.
+        Raises ConfigError if the method needs `client` and it is None, or the reverse.
         """
         predictions = self.evaluate(eval_episodes, client)
         by_client = any(p.client is not None for p in predictions)
@@ -157,7 +157,7 @@ class TrainedRun:
     def evaluate(
         self, eval_episodes: Sequence[EvalEpisode], client: int | None = None
     ) -> list[Prediction]:
-        """Return the method's predictions as at test, with all clients or with one."""
+        """Return the method's predictions as in the test, with all clients or only `client`."""
         ids = self.facts.clients if client is None else (client,)
         clients = Clients(self._fleet, ids, quorum=0.0, round=self.round, phase="evaluate")
         threads, device = self.config.run.threads, self.config.run.device
@@ -198,12 +198,12 @@ class TrainedRun:
 
 
 class _Hosts(Host):
-    """The clients of a run: their private states, and their data, which are read on access."""
+    """The host of a run's clients: has their private states, and reads their data on access."""
 
     def __init__(self, run: TrainedRun) -> None:
         super().__init__(
             run.method,
-            None,  # type: ignore[arg-type]  # `data` below is the only reader of both
+            None,  # type: ignore[arg-type]  # only `data`, overridden below, would read both
             None,  # type: ignore[arg-type]
             PrivateStore(run.folder / "clients"),
             Key(run.config.seed).at("clients"),

@@ -1,6 +1,6 @@
 """Random crops, flips and colour changes of whole batches of images; off by default.
 
-Each image gets its own crop, flip and colours, all drawn under one key. Crops and flips are exact;
+Each image gets its own crop, flip and colours; one key seeds all draws. Crops and flips are exact;
 colours are computed in float32, so pixels may differ by one between kinds of processors.
 """
 
@@ -46,7 +46,7 @@ class Augment:
         return self.crop_padding > 0 or self.flip or self.jitter > 0
 
     def check(self, dataset: Dataset) -> None:
-        """Raise DataError if the dataset cannot be augmented so."""
+        """Raise DataError if these changes do not fit the dataset."""
         if not self.active:
             return
         if dataset.is_text:
@@ -60,7 +60,7 @@ class Augment:
             )
 
     def apply(self, x: Tensor, key: Key) -> Tensor:
-        """Return augmented copies of uint8 images [n, H, W, C], drawn under `key`."""
+        """Return augmented copies of uint8 images [n, H, W, C]; `key` seeds the draws."""
         if x.dtype != torch.uint8 or x.ndim != 4:
             raise DataError(f"images are {x.dtype}{list(x.shape)}; expected uint8 [n, H, W, C]")
         if not self.active or len(x) == 0:

@@ -26,12 +26,12 @@ from fedshot.data.tokens import Tokens
 
 __all__ = ["ClientData", "ClientShare", "Episode", "EpisodeSpec", "Tasks"]
 
-# One array if all episodes have the same shape, otherwise one for each.
+# One array if all episodes have the same shape, otherwise one array per episode.
 Rows: TypeAlias = Ints | tuple[Ints, ...]
 
 
 class Episode(NamedTuple):
-    """One task. Labels number the episode's classes from 0."""
+    """One few-shot task. Labels are positions in `classes`, from 0."""
 
     support_x: Tensor  # uint8 [way * shot, H, W, C], or int32 [way * shot, L]
     support_y: Tensor  # int64 [way * shot]
@@ -48,7 +48,7 @@ class ClientShare(NamedTuple):
 
 
 class ClientData:
-    """One client's rows of a dataset; nothing is copied or sorted before its first use."""
+    """One client's rows of a dataset; images are copied and rows sorted only when needed."""
 
     def __init__(self, dataset: Dataset, indices: Ints) -> None:
         self.dataset = dataset
@@ -65,7 +65,7 @@ class ClientData:
         return self.class_index.classes
 
     def episode(self, spec: EpisodeSpec, rng: np.random.Generator) -> Episode:
-        """Sample an episode, its classes uniformly from those with enough images.
+        """Sample an episode; its classes are drawn uniformly from those with enough images.
 
         Raises DataError if too few classes have enough images.
         """
@@ -96,8 +96,8 @@ class ClientData:
 
         Args:
             spec: shape of the episode.
-            key: of the episode, the same for all its clients.
-            whose: path of the client below the key, so that clients divide independently.
+            key: key of the episode, the same for all its clients.
+            whose: path of the client below the key, so that clients draw independently.
         """
         rng = key.at("halves", *whose).numpy()
         return np.zeros(0, dtype=np.int64), divide(self.dataset, self.indices, spec, rng)
@@ -162,7 +162,7 @@ class Tasks:
         key: Key,
         rows: Ints | None = None,
     ) -> Tasks:
-        """Sample n episodes from these classes; a smaller n gives the first of them.
+        """Sample n episodes from these classes; a smaller n gives the first n of the same list.
 
         Raises DataError if a class has too few images, so that no class is missing from a test
         unnoticed.
@@ -182,7 +182,7 @@ class Tasks:
     def draw_round_robin(
         cls, dataset: Dataset, pools: Sequence[Ints], spec: EpisodeSpec, n: int, key: Key
     ) -> Tasks:
-        """Sample n episodes, episode u from the rows of pool u mod K.
+        """Sample n episodes, episode u from the rows of pool u mod K, for K pools.
 
         Raises DataError if a pool has too few classes with enough images.
         """
@@ -241,15 +241,15 @@ def block(arrays: Sequence[Ints]) -> Rows:
 
 
 def examples(dataset: Dataset, rows: Ints) -> Tensor:
-    """Return uint8 images [n, H, W, C], or words int32 [n, L] padded to the longest."""
+    """Return images, uint8 [n, H, W, C], or word numbers of texts, int32 [n, L], padded with 0."""
     if isinstance(dataset.x, Tokens):
         return torch.from_numpy(dataset.x.rows(rows))
-    # `take` reads only these rows of a memory map, and makes a copy that torch may keep.
+    # `take` reads only these rows of a memory map, and makes a copy that torch may own.
     return torch.from_numpy(np.asarray(np.take(dataset.x, rows, axis=0)))
 
 
 def _gather_all(dataset: Dataset, drawn: Sequence[SampledRows]) -> list[Episode]:
-    """Return episodes with their images, read at once; texts are padded by episode."""
+    """Return episodes with their images, read in one operation; texts are padded per episode."""
     if not drawn:
         return []
     if dataset.is_text and len(drawn) > 1:

@@ -24,7 +24,7 @@ from fedshot.data.partitions.pooled import Iid, Shards
 
 
 class GroupEpisode(NamedTuple):
-    """An episode as row numbers: its classes in the order of their labels, and all shares."""
+    """An episode of a group: its classes in label order, and each client's share of the rows."""
 
     classes: Ints  # [way]
     shares: tuple[ClientShare, ...]
@@ -40,7 +40,7 @@ class GroupSampler:
             shards and gives a few to each client.
         per_client: number of shards of each client.
         shards: total number of shards of an episode; null for `clients * per_client`.
-        spare: number of further clients, with as many images each, of the same classes. They are
+        spare: number of additional clients, with as many images each, of the same classes. They are
             not part of the group: only methods that select among more clients use them.
     """
 
@@ -74,7 +74,7 @@ class GroupSampler:
         return Shards(self.spare, self.per_client, shards)
 
     def needs(self, spec: EpisodeSpec) -> EpisodeSpec:
-        """Return the shape of an episode with the images of the spare clients."""
+        """Return the shape of an episode, with the spare clients' images counted as queries."""
         each = spec.shot + spec.query
         more = -(-each * self.spare // self.clients) if self.spare else 0
         return EpisodeSpec(spec.way, spec.shot, spec.query + more, labels=spec.labels)
@@ -107,7 +107,7 @@ class GroupTasks(Tasks):
     support_held: Rows
     query_held: Rows
     spare: Rows  # support rows of the spare clients
-    spare_held: Rows  # numbers of spare clients, which follow those of the group
+    spare_held: Rows  # client number of each row in `spare`, after the group's
 
     @classmethod
     def sample(
@@ -119,7 +119,7 @@ class GroupTasks(Tasks):
         n: int,
         key: Key,
     ) -> GroupTasks:
-        """Sample n episodes; a smaller n gives the first of them."""
+        """Sample n episodes; a smaller n gives the first n of the same list."""
         pool = ClientData(dataset, rows)
         drawn = [group_sampler.sample(pool, spec, key.at("gathering", u)) for u in range(n)]
         parts = [_pooled(one.shares, group_sampler.clients, key.at("order", u))
@@ -136,7 +136,7 @@ class GroupTasks(Tasks):
 
 
 def _pooled(shares: Sequence[ClientShare], clients: int, key: Key) -> tuple[Ints, ...]:
-    """Return rows and holders of the support, of queries in random order, and of spare support."""
+    """Return rows and their clients: support, queries in random order, spare clients' support."""
 
     def pool(parts: Sequence[Ints], first: int = 0) -> tuple[Ints, Ints]:
         holders = np.arange(first, first + len(parts), dtype=np.int64)

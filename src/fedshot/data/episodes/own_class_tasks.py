@@ -1,4 +1,4 @@
-"""Test tasks of clients on their own classes, one for each client.
+"""Test tasks of clients on their own classes: one task for each client.
 
 The support set is the client's training data, the query set its held-out data.
 """
@@ -27,7 +27,7 @@ def own_tasks(
         held: their held-out data, used as query sets in random order, so that positions do not
             reveal labels.
         clients: the clients to return tasks for.
-        key: determines the order of queries.
+        key: seeds the order of queries.
 
     Raises DataError for a client without held-out data, or with a query of a class that it does not
     train on.

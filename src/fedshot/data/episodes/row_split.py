@@ -21,7 +21,7 @@ class RowSplit:
 
     @classmethod
     def of_classes(cls, dataset: Dataset, split: ClassSplit) -> RowSplit:
-        """Return the rows of the split's classes."""
+        """Return the rows of the classes in each part of a split."""
         return cls(
             dataset.images_of(split.base),
             dataset.images_of(split.validation),

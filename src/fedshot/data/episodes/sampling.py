@@ -1,8 +1,8 @@
 """Sample the rows of episodes: random classes, and random rows of each.
 
-The C kernel draws many episodes in the time that numpy needs for one, and holds the GIL, so that
-threads do not contend for it at every number. It uses numpy's generator and gives the same numbers;
-if a version of numpy gives others, numpy is used.
+The C kernel draws many episodes in the time that numpy needs for one. It holds the GIL, so that
+threads do not contend for it at every number. It uses numpy's generator and draws the same numbers
+as numpy; with a version of numpy that draws others, numpy is used instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedshot.core.seeds import Key
 from fedshot.data.dataset import Ints
 from fedshot.data.episodes.spec import EpisodeSpec
 
-MOST = 10_000  # maximum population of the kernel; numpy has another algorithm for more
+MOST = 10_000  # maximum population in the kernel; for more, numpy uses another algorithm
 _BITS = ctypes.pythonapi.PyCapsule_GetPointer
 _BITS.restype, _BITS.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
@@ -36,7 +36,7 @@ class SampledRows(NamedTuple):
 class _Usable(NamedTuple):
     """The classes with enough rows."""
 
-    positions: Ints  # in `ClassIndex.classes`
+    positions: Ints  # indices into `ClassIndex.classes`
     starts: Ints
     counts: Ints
 
@@ -45,10 +45,10 @@ class ClassIndex:
     """Rows of a dataset, indexed by class.
 
     Args:
-        labels: of all rows of the dataset.
+        labels: class numbers of all rows of the dataset.
         rows: the rows to index.
-        groups: of all rows of the dataset; rows of one group are nearly alike, and an episode has
-            them in the support set or in the query set of a class, never in both.
+        groups: group numbers of all rows of the dataset. Rows of one group are nearly alike; an
+            episode puts those of a class into its support or query set, never into both.
     """
 
     def __init__(self, labels: Ints, rows: Ints, groups: Ints | None = None) -> None:
@@ -67,9 +67,9 @@ class ClassIndex:
         return np.split(self._rows, self._starts[1:]) if len(self.classes) else []
 
     def draw(self, spec: EpisodeSpec, rng: np.random.Generator, n: int = 1) -> list[SampledRows]:
-        """Draw n episodes, classes uniform among those with enough rows.
+        """Draw n episodes; classes are drawn uniformly from those with enough rows.
 
-        Raises DataError when there are fewer such classes than `spec` may ask for.
+        Raises DataError if there are fewer such classes than an episode of `spec` may need.
         """
         few = self._few and not spec.is_random_way and self._groups is None
         kernel = _checked_kernel() if few else None
@@ -91,7 +91,7 @@ class ClassIndex:
     def draw_by(
         self, kernel: Callable[..., None], spec: EpisodeSpec, rng: np.random.Generator, n: int
     ) -> list[SampledRows]:
-        """Draw n episodes with the kernel; their way must be fixed."""
+        """Draw n episodes with the kernel; the number of classes in `spec` must be fixed."""
         usable = self._usable_for(spec)
         way = min(spec.min_way, len(usable.positions))
         most = min(spec.shot + spec.query, int(usable.counts.max()))
@@ -148,7 +148,7 @@ class ClassIndex:
         )
 
     def _choose(self, spec: EpisodeSpec, rng: np.random.Generator) -> Ints:
-        """Return the positions in `classes` of an episode's classes, in their order."""
+        """Draw an episode's classes; return their positions in `self.classes`, in label order."""
         usable = self._usable_for(spec).positions
         way = min(int(rng.integers(spec.min_way, spec.max_way, endpoint=True)), len(usable))
         chosen: Ints = rng.choice(usable, way, replace=False)
@@ -172,10 +172,10 @@ class ClassIndex:
 
 
 def usable(labels: Ints, groups: Ints | None) -> tuple[Ints, Ints]:
-    """Return the different labels and the number of usable rows of each.
+    """Return the distinct labels and the number of usable rows of each.
 
-    With groups, all rows but those of the largest group are usable, and one of it: an episode with
-    that many rows exists, whichever groups the support set takes first.
+    With groups, the usable rows of a label are those outside its largest group, plus one. An
+    episode with that many rows exists, whichever groups the support set takes first.
     """
     found, counts = np.unique(labels, return_counts=True)
     counts = counts.astype(np.int64, copy=False)
@@ -205,7 +205,7 @@ def _checked_kernel() -> Callable[..., None] | None:
 
 
 def kernel() -> Callable[..., None] | None:
-    """Return the C function, which holds the GIL; None without compiled kernels."""
+    """Return the C function, which holds the GIL; None if no kernels are compiled."""
     library = kernel_build.library()
     if library is None:
         return None

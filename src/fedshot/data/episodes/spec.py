@@ -1,4 +1,4 @@
-"""The shape of an episode: the number of classes, and of images of each."""
+"""The shape of an episode: the number of classes, and the number of images of each class."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class EpisodeSpec:
     """The shape of an N-way, K-shot episode in training.
 
     Args:
-        way: number of classes, N; a pair is a range from which it is drawn, ends included.
+        way: number of classes, N; a pair is the range, ends included, from which N is drawn.
         shot: number of support examples of each class, K.
         query: number of queries of each class.
         queries: "exact" requires `query` queries of every class. "up_to", for small clients, takes
-            what a class has left after the shots, at least one.
+            fewer if a class has fewer images left after the shots, but at least one.
         labels: the order of an episode's classes. "shuffled" is random. "fixed" is the order of the
             dataset, so that a head can learn classes that training and test share. "global" is that
-            order, too, and the head has an output for every class of the dataset, of which an
-            episode uses its own: clients with different classes do not train the same output.
-        classes: "exact" requires `way` classes. With "up_to" a client that has fewer uses all its
-            classes, at least two.
+            order, too, with a head that has an output for every class of the dataset; an episode
+            uses those of its classes, so that different classes never train the same output.
+        classes: "exact" requires `way` classes. "up_to" lets a client with fewer classes use all of
+            them, but at least two.
         augment: random changes of training images; test images are not changed.
 
     >>> print(EpisodeSpec(way=5, shot=1, query=15))
@@ -79,12 +79,12 @@ class EpisodeSpec:
 
     @property
     def min_images(self) -> int:
-        """Minimum number of images a class needs to be sampled."""
+        """Minimum number of images a class needs to be part of an episode."""
         return self.shot + (self.query if self.queries == "exact" else 1)
 
     @property
     def min_to_divide(self) -> int:
-        """Minimum number of images that give one support example when divided shot to query."""
+        """Minimum images of a class for one support example, when divided shot to query."""
         return -(-(self.shot + self.query) // self.shot)
 
     @property

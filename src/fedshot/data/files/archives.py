@@ -1,7 +1,7 @@
-"""One interface to zip files, tar files and folders: members by name, nothing is unpacked.
+"""One interface to read members of zip files, tar files and folders by name, without unpacking.
 
-A member whose name is absolute or contains `..` is refused although nothing is written to disk:
-such a file is malicious or broken, and other tools may unpack it.
+An archive with a member whose name is absolute or contains `..` is refused, although nothing is
+written to disk: it is malicious or broken, and other tools may unpack it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ IMAGE_LIMIT = 32 << 20  # bytes of one image file
 
 
 class Archive(Protocol):
-    """A container of files; `names` use `/` and are sorted, without hidden files."""
+    """A container of files; the paths in `names` use `/`, are sorted and omit hidden files."""
 
     path: Path
     names: list[str]
@@ -88,7 +88,7 @@ class _Tar:
         members = [(member.name.removeprefix("./"), member) for member in tar.members()]
         self.names = _unique(path, [name for name, _ in members if not _is_hidden(name)])
         self._members = dict(members)
-        self._lock = threading.Lock()  # all members share the position of one file
+        self._lock = threading.Lock()  # all members are read through one file position
 
     def read(self, name: str, limit: int = IMAGE_LIMIT) -> bytes:
         with self._lock:

@@ -1,7 +1,7 @@
 """Bounded reading: a damaged, truncated or malicious file raises a DataError that names it.
 
-All data readers open files here or with `fedshot.core.regular_files`: only regular files, and a
-compressed file may expand to at most a fixed multiple of its size.
+All data readers open files here or with `fedshot.core.regular_files`. Only regular files are
+opened, and a compressed file may expand to at most a fixed multiple of its size.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def naming_damage(path: Path, kind: str) -> Iterator[None]:
 
 @contextmanager
 def unzipped(path: Path, ratio: int = _RATIO) -> Iterator[Stream]:
-    """Open a file, decompressing it if its first bytes say that it is gzipped.
+    """Open a file; decompress it if its first bytes are those of gzip.
 
     Reading more than `max_unpacked` bytes of a gzipped file raises DataError.
     """
@@ -87,7 +87,7 @@ def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def max_unpacked(path: Path, ratio: int = _RATIO) -> int:
-    """Return the number of bytes that a compressed file may expand to."""
+    """Return the maximum number of bytes that a compressed file may expand to."""
     return _FREE + ratio * path.stat().st_size
 
 
@@ -158,8 +158,8 @@ def check_member(
     Args:
         path: the zip file.
         member: one of its members.
-        limit: the most bytes it may have; None for `max_unpacked`.
-        fix: how to correct a member that is too large.
+        limit: maximum number of bytes of the member; None for `max_unpacked`.
+        fix: sentence that tells the user what to do about a member that is too large.
     """
     if member.flag_bits & _ENCRYPTED:
         raise DataError(
@@ -176,7 +176,7 @@ def check_member(
 
 
 def check_memory(name: str, size: int, fix: str) -> None:
-    """Raise DataError if `size` bytes do not fit into the machine's memory."""
+    """Raise DataError if `size` bytes for `name` do not fit into the machine's memory."""
     try:
         have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not known on this system

@@ -1,16 +1,16 @@
 """A cache of decoded images on disk: one uint8 array, memory-mapped.
 
 An entry is a folder with `images.npy`, `labels.npy` and `about.json`. It is built under another
-name and renamed, so it is complete or absent. A process that is killed leaves a partial folder,
-which the next build of any entry removes. A file lock for each entry prevents two processes from
-building it at once; the system releases the lock when its process dies. Blocks are written to the
-file as they are decoded, not into a memory map, so that a full disk raises an error instead of a
-fatal signal, and memory stays at one block.
+name and then renamed, so it is always complete or absent. A process that is killed leaves a partial
+folder, which the next build of any entry removes. A file lock for each entry prevents two processes
+from building it at once; the system releases the lock when its process dies. Blocks of images are
+written to the file as they are decoded, not into a memory map: a full disk then raises an error
+instead of a fatal signal, and only one block is in memory.
 
 The key of an entry is a hash of the contents of the source files, the version, and the loader's
-options. Contents are hashed once; afterwards a file's size and time stamps stand for its hash.
-Entries whose sources have changed stay, since other copies of those sources may be in use; to free
-the space, remove the folder.
+options. Contents are hashed once, and again only if a file's size or time stamps change. Entries
+whose sources have changed are kept, since other copies of those sources may be in use; to free the
+space, remove the cache folder.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints, Pixels
 from fedshot.data.files.fingerprints import Fingerprints
 
-VERSION = 1  # increase it when a loader, or Dataset.digest, gives another result for the same files
+VERSION = 1  # increase when a loader or Dataset.digest gives other results for the same files
 _LOCK, _PARTIAL = ".lock", ".partial"  # suffixes of names in the folder
-_SPOTS, _SPOT = 64, 4096  # samples of the images that are hashed on every load, and their bytes
+_SPOTS, _SPOT = 64, 4096  # number of samples of the file hashed on every load; bytes of each
 
 
 class Labels(NamedTuple):
@@ -46,7 +46,7 @@ class Labels(NamedTuple):
 
     y: Ints
     class_names: tuple[str, ...]
-    standard: ClassSplit | None = None  # if it depends on the images alone
+    standard: ClassSplit | None = None  # if the images alone determine it
 
 
 Put: TypeAlias = Callable[[tuple[int, int, int, int], Iterable[Pixels]], None]
@@ -54,13 +54,15 @@ Build: TypeAlias = Callable[[Put], Labels]
 
 
 def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build: Build) -> Dataset:
-    """Return the dataset from the default cache folder, building the entry the first time.
+    """Return a dataset from the default cache folder; build its entry if it is missing.
 
     Args:
         name: the dataset's name.
-        sources: the files and folders it is made from, in a fixed order.
+        sources: the files and folders of the data, in a fixed order.
         options: the options that affect the images, serialisable as JSON.
         build: calls its argument once with the images' shape and blocks, and returns the labels.
+
+    If the folder is not writable, the images are decoded into memory.
     """
     folder = storage.cache_folder()
     prints = Fingerprints(folder / "sources.json")
@@ -93,7 +95,7 @@ def load_or_build(name: str, key: str, build: Build, folder: Path) -> Dataset:
         return found
     try:
         with locked(folder / f"{entry.name}{_LOCK}") as alone:
-            # Another process may have built it while this one waited.
+            # Another process may have built the entry while this one waited.
             if (found := _read(name, key, entry)) is not None:
                 return found
             if alone:
@@ -115,7 +117,7 @@ def _build(name: str, key: str, build: Build, entry: Path) -> None:
     try:
         partial.mkdir()
         _write(name, key, build, partial)
-        if not entry.exists():  # without locks another process may have been faster
+        if not entry.exists():  # without locks, another process may have built it first
             partial.rename(entry)
         storage.flush(entry.parent)
     finally:
@@ -123,7 +125,7 @@ def _build(name: str, key: str, build: Build, entry: Path) -> None:
 
 
 def _remove_partial(folder: Path, mine: str) -> None:
-    """Remove partial folders of dead processes; the caller holds the lock of the entry `mine`."""
+    """Remove partial folders of dead processes; the caller has locked the entry `mine`."""
     for partial in folder.glob(f"*{_PARTIAL}"):
         entry = partial.name.rsplit(".", 2)[0]
         with suppress(OSError):  # it may belong to another user
@@ -140,7 +142,7 @@ def _entry(folder: Path, name: str, key: str) -> Path:
 
 
 def verify(dataset: Dataset) -> bool:
-    """Whether the images of a cached dataset still have the hash that was stored with them."""
+    """Whether the images of a cached dataset still have the hash stored in its cache entry."""
     fresh = Dataset(dataset.name, dataset.x, dataset.y, dataset.class_names, dataset.users)
     return fresh.digest == dataset.digest
 

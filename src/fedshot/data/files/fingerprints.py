@@ -1,4 +1,4 @@
-"""Hashes of files and folders, remembered while their size and modification times stay the same."""
+"""Hashes of files and folders, remembered until their sizes or time stamps change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNK = 1 << 20
 
 
 class Fingerprints:
-    """SHA-256 hashes of contents, kept in a JSON file with each source's size and time stamps."""
+    """SHA-256 hashes of contents, stored in a JSON file with a stamp of sizes and times."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -76,7 +76,7 @@ def hash_folder(path: Path) -> str:
 
 
 def _stamp(source: Path) -> tuple[str, float]:
-    """Return a hash of sizes and time stamps, and the latest modification time in seconds."""
+    """Return a hash of all sizes and time stamps, and the latest modification time in seconds."""
     names = [""]
     if source.is_dir():
         with opened(source) as folder:

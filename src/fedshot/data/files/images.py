@@ -21,8 +21,8 @@ from fedshot.data.dataset import Pixels
 from fedshot.data.files.archives import Archive
 from fedshot.data.files.bounded import DAMAGE
 
-# Pillow chooses a decoder by content, not by suffix: other formats, such as PostScript, for which
-# it would start Ghostscript, are refused.
+# Pillow chooses a decoder by content, not by suffix. Other formats are refused, such as PostScript,
+# for which it would start Ghostscript.
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
 
@@ -34,7 +34,7 @@ _RESIZE: dict[Aspect, Callable[..., Image.Image]] = {
 }
 _BLOCK, _JOB = 1024, 32  # images in memory at once, and in one task of a thread
 _MAX_PIXELS = 1 << 26
-_MAX_SIDE = 1 << 13  # pixels; the square has _MAX_PIXELS
+_MAX_SIDE = 1 << 13  # pixels; a square of this side has _MAX_PIXELS
 _LARGE = 1 << 24  # pixels from which images are decoded one at a time, each up to 0.5 GB
 _large_lock = threading.Lock()
 _DEEP = re.compile(r";16[BLN]")  # Pillow's raw modes of 16 bits a channel; BGR;16 has 5 or 6
@@ -54,7 +54,7 @@ def check_channels(channels: int) -> None:
 
 
 def workers() -> ThreadPoolExecutor:
-    """Return a pool of threads for decoding, which releases the GIL for much of its time."""
+    """Return a pool of threads for decoding; decoders release the GIL for most of their time."""
     return ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
 
 
@@ -81,12 +81,12 @@ def decoded(
     shape: tuple[int, int, int],
     convert: Callable[[bytes, str], Pixels],
 ) -> Iterator[Pixels]:
-    """Yield the images in order, in blocks; each block overwrites the last one.
+    """Decode images in threads and yield them in order, in blocks; each overwrites the last.
 
     Args:
-        archive: holds the images.
-        members: their names in it.
-        shape: of every image: height, width, channels.
+        archive: the archive with the images.
+        members: names of the images in the archive.
+        shape: (height, width, channels) of every image.
         convert: returns an image, given its bytes and a name for errors.
 
     Threads suffice, since Pillow and zlib release the GIL: 24,000 images of 32 pixels take 2 s,
@@ -115,7 +115,8 @@ def decoded(
 def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixels:
     """Return a colour image as uint8 [size, size, 3].
 
-    Raises DataError, whose last sentence is `remedy`, for another size unless `resize` is set.
+    With `resize` an image of another size is resized; otherwise it raises DataError, with `remedy`
+    as the last sentence of the message.
     """
     with open_image(data, name, ("PNG", "JPEG")) as image:
         check_image(image, name)
@@ -131,7 +132,7 @@ def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixel
 def decode(
     source: Path | bytes, name: object, channels: int, size: int | None, aspect: Aspect = "squeeze"
 ) -> Pixels:
-    """Return an image as uint8 [H, W, channels], a square of `size` if given."""
+    """Return an image as uint8 [H, W, channels], resized to a square of `size` pixels if given."""
     with open_image(source, name) as image:
         square = None if size is None else (size, size)
         return to_array(image, name, channels, square, aspect=aspect)
@@ -141,7 +142,7 @@ def decode(
 def open_image(
     source: Path | bytes, name: object, formats: tuple[str, ...] = FORMATS
 ) -> Iterator[Image.Image]:
-    """Open an image file. Raises DataError, which names it, also when decoding it fails later."""
+    """Open an image. Raises DataError that names it, also if decoding fails inside the context."""
     with (
         readable(name),
         BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file,
@@ -151,9 +152,9 @@ def open_image(
 
 
 def check_image(image: Image.Image, name: object) -> None:
-    """Raise DataError for an opened image that is too large, or deeper than 8 bits a channel.
+    """Raise DataError for an opened image that is too large, or has over 8 bits per channel.
 
-    The depth is known only before Pillow has loaded the pixels.
+    Call it before Pillow loads the pixels; afterwards the bit depth is not known.
     """
     limit = min(_MAX_PIXELS, Image.MAX_IMAGE_PIXELS or _MAX_PIXELS)
     if image.width * image.height > limit:
@@ -169,12 +170,12 @@ def check_image(image: Image.Image, name: object) -> None:
 
 
 def _decoding(image: Image.Image) -> AbstractContextManager[object]:
-    """Return the context to decode an image in: a lock for large ones, to bound memory."""
+    """Return a context for decoding; large images share a lock, which bounds memory."""
     return _large_lock if image.width * image.height > _LARGE else nullcontext()
 
 
 def _is_deep(tile: Any) -> bool:
-    """Whether Pillow decodes more than 8 bits a channel for this part of an image."""
+    """Whether this tile, a part of an image in Pillow, has more than 8 bits per channel."""
     codec, _, _, arguments = tile
     values = arguments if isinstance(arguments, tuple) else (arguments,)
     if codec.startswith("ppm"):  # (mode, largest value)
@@ -183,7 +184,7 @@ def _is_deep(tile: Any) -> bool:
 
 
 def _is_drawn_in_alpha(image: Image.Image, pixels: Pixels) -> bool:
-    """Whether only the transparency varies, so that nothing is left without it."""
+    """Whether only the transparency varies, so that the image is blank without it."""
     if pixels.min() != pixels.max() or not image.has_transparency_data:
         return False
     if "A" not in image.getbands():
@@ -202,12 +203,12 @@ def to_array(
 ) -> Pixels:
     """Return an opened image as uint8 [H, W, channels], of `size` (width, height) if given.
 
-    `aspect` is how it is resized: "squeeze" changes its aspect, "crop" keeps its middle, "pad" adds
-    black. Transparency is dropped. Raises DataError if nothing else varies in the image.
+    `aspect` is how the image is resized: "squeeze" changes its aspect ratio, "crop" keeps the
+    middle, "pad" adds black. Transparency is dropped. Raises DataError if only it varies.
     """
     check_image(image, name)
     with _decoding(image):
-        # Cameras store a turned image as it is, with its orientation in a tag.
+        # Cameras store the pixels unrotated, and the orientation in a tag.
         upright = ImageOps.exif_transpose(image)
         if "transparency" in upright.info:
             upright = upright.convert("RGBA")

@@ -1,11 +1,11 @@
 """The pickled CIFAR files, read without unpickling.
 
 CIFAR-10 and CIFAR-100 are published in no other complete form. A pickle is a program for a stack
-machine, and `pickle` runs whatever it says: it may import any module and call any function.
-`read` interprets only the opcodes that those files use (Python 2, protocol 2), as
-`pickletools.genops` parses them. It cannot import or call anything: the names of numpy in the files
-are plain text here, and the one call that it accepts creates a uint8 array over bytes of the file.
-Everything else raises DataError. Nothing in fedshot imports `pickle`; a test checks that.
+machine. The module `pickle` executes it, and it may import any module and call any function.
+`read` interprets only the opcodes that the CIFAR files use (Python 2, protocol 2), as parsed by
+`pickletools.genops`. It cannot import or call anything: it treats numpy's names in the files as
+plain text, and the only call it accepts creates a uint8 array over bytes of the file. Everything
+else raises DataError. Nothing in fedshot imports `pickle`; a test checks that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedshot.data.dataset import Pixels
 
 LIMIT = 1 << 29  # bytes of one file; the largest published file has 155,249,918
 _STEPS = 4_000_000  # opcodes; the largest published file has about 350,000
-_BIG = 1 << 16  # bytes from which a string is kept as a view of the file: the content of an array
+_BIG = 1 << 16  # longer strings, the contents of arrays, stay views of the file; in bytes
 _FIX = "Fetch the file again from its publisher, and do not open this one with other programs."
 _NAMES = (
     "numpy.core.multiarray _reconstruct",
@@ -35,18 +35,18 @@ Text: TypeAlias = str | memoryview
 
 @dataclass(frozen=True)
 class _Name:
-    """One of the allowed names of numpy."""
+    """A name of numpy in the file, one of `_NAMES`."""
 
     name: str
 
 
 class _Uint8:
-    """The dtype of uint8, the only one that is allowed."""
+    """The dtype uint8, the only dtype that is allowed."""
 
 
 @dataclass
 class _Array:
-    """An array; BUILD sets its value."""
+    """An array; the opcode BUILD sets its value."""
 
     value: Pixels | None = None
 

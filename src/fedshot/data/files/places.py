@@ -1,4 +1,4 @@
-"""Where datasets lie on this machine."""
+"""The folder of datasets on this machine."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ OPTION = "--data-dir (in Python `data_dir`)"
 
 
 def default_data_dir() -> Path:
-    """Return the folder of datasets used when none is configured."""
+    """Return the default folder of datasets, used if no other is configured."""
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "fedshot"
 
 
 def find_data_dir(option: str | None) -> Path | None:
     """Return the folder of datasets: the option, else $FEDSHOT_DATA, else the default.
 
-    None if none is configured and the default does not exist. Raises DataError if the configured
-    one is not a folder.
+    Returns None if no folder is configured and the default does not exist. Raises DataError if the
+    configured path is not a folder.
     """
     text = option or os.environ.get("FEDSHOT_DATA")
     if not text:

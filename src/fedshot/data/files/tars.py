@@ -1,8 +1,8 @@
 """Tar files, read member by member, with a limit on what their headers may declare.
 
-Extension records may precede a member: a long name, attributes, a map of holes. `tarfile` reads
-each of them into memory, whatever size it declares. Therefore it reads through a stream that limits
-the bytes of every header.
+Extension records may precede a member, such as a long name, attributes or a map of holes. `tarfile`
+reads each record into memory, whatever size the record declares. `tarfile` is therefore given a
+stream that limits the bytes of every header.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def opened_tar(path: Path) -> Iterator[Tar]:
 
 
 class Tar:
-    """The members of a tar file, iterated over once, and their bytes.
+    """The members of a tar file, which can be iterated over once, and their bytes.
 
-    Reading a member directly after its header is fast. Reading an earlier one decompresses a
+    Reading a member directly after its header is fast. Reading an earlier member decompresses a
     .tar.gz again from its beginning.
     """
 
@@ -50,7 +50,7 @@ class Tar:
         self._tar = tarfile.open(fileobj=cast(IO[bytes], self._headers), mode="r:")  # noqa: SIM115
 
     def members(self) -> Iterator[tarfile.TarInfo]:
-        """Yield the files in order. Raises DataError for links, devices and sparse files."""
+        """Yield the members that are files. Raises DataError for links, devices, sparse files."""
         while True:
             with naming_damage(self._path, "tar"):
                 member = self._tar.next()
@@ -62,7 +62,7 @@ class Tar:
                 )
             if member is None:
                 return
-            # tarfile copies global records into every later member; none is used here.
+            # tarfile copies global records into every later member; they are not needed.
             member.pax_headers, self._tar.pax_headers = {}, {}
             check_name(self._path, member.name)
             if not (member.isfile() or member.isdir()) or member.issparse() or member.size < 0:

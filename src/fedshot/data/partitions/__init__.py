@@ -1,1 +1,1 @@
-"""Partitions: which client holds which examples."""
+"""Partitions: the assignment of a dataset's examples to clients."""

@@ -1,9 +1,9 @@
 """Partitions for personalised methods: each client is tested on images of its own classes.
 
 Source: pFedFSL, the "pathological" and the "realistic" setting. A client has twice as many test
-images as training images of each class. The paper draws without replacement for each client, and
-does not say whether clients share images; here they do not, unless `overlap` is set. The paper has
-no validation images; `validation` adds some, a number for each training image.
+images as training images of each class. The paper draws each client's images without replacement
+and does not say whether clients share images; here they do not, unless `overlap` is set. The paper
+has no validation images; `validation` is their number for each training image.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedshot.data.partitions.partition import (
 
 @dataclass(frozen=True)
 class Pathological:
-    """Each client draws its own few classes, and its own small number of images of each.
+    """Each client draws a few classes, and a small number of images of each of them.
 
     Client i has N_i ~ U{way-1..way+1} classes with K_i ~ U{shot-2..shot+2} training images each
     (both at least 1) and 2 K_i test images each.
@@ -39,8 +39,9 @@ class Pathological:
         way: number of classes of a client, plus or minus 1, at least 1.
         shot: number of training images of each class, plus or minus up to 2, at least 1.
         validation: number of validation images for each training image.
-        overlap: whether clients may share images: each draws from all images, so a small class
-            suffices for any number of clients, and one may train on what another is tested on.
+        overlap: whether clients may share images. If so, each client draws from all images, so a
+            small class suffices for any number of clients; a client may train on images that
+            another client is tested on.
     """
 
     clients: AtLeast1 = 30
@@ -79,7 +80,7 @@ class Pathological:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Clients form clusters that share `way` classes, divided within the cluster by Dirichlet.
+    """Each cluster of clients has `way` classes, divided in it by a Dirichlet distribution.
 
     A cluster of s clients has shot * s training images of each of its classes. Clusters have
     different classes if there are enough; otherwise classes are reused in turn.
@@ -111,7 +112,7 @@ class Clusters:
             )
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Draw cluster by cluster; a cluster has consecutive client numbers."""
+        """Draw the images cluster by cluster; clients of a cluster have consecutive numbers."""
         del spec
         check_client_split(dataset, indices, self.clients)
         pool = _ClassPool(dataset, indices, key.at("clusters", "shuffle"))
@@ -134,7 +135,7 @@ class Clusters:
 
 
 class _ClassPool:
-    """The images of each class, and how many have been taken."""
+    """The images of each class in random order, and how many are taken."""
 
     def __init__(self, dataset: Dataset, indices: Ints, key: Key) -> None:
         self._names = dataset.class_names
@@ -143,7 +144,7 @@ class _ClassPool:
         self.classes = list(self._rows)
 
     def take(self, c: int, n_train: int, each: int, fix: str) -> Ints:
-        """Take `each` images of a class for every training image."""
+        """Take the next `each * n_train` images of class `c`."""
         start, n = self._used[c], each * n_train
         there = len(self._rows[c]) - start
         if n > there:
@@ -155,7 +156,7 @@ class _ClassPool:
         return self._rows[c][start : start + n]
 
     def draw(self, c: int, n_train: int, each: int, key: Key) -> Ints:
-        """Draw `each` different images of a class for every training image; do not take them."""
+        """Draw `each * n_train` distinct images of class `c`; later draws may repeat them."""
         n, rows = each * n_train, self._rows[c]
         if n > len(rows):
             raise DataError(
@@ -167,7 +168,7 @@ class _ClassPool:
 
 @dataclass
 class _ClientRows:
-    """The rows assigned so far."""
+    """The rows that have been assigned to clients."""
 
     train: list[Ints] = field(default_factory=list)
     test: list[Ints] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Partitions of a dataset over clients.
 
-All clients share two arrays (compressed rows), so ten thousand clients take no more memory than the
-row numbers themselves.
+All clients share two arrays (compressed sparse rows), so ten thousand clients take no more memory
+than the row numbers themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedshot.data.episodes.spec import EpisodeSpec
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Rows `indices[offsets[k]:offsets[k + 1]]` belong to client k."""
+    """An assignment of rows: client k has the rows `indices[offsets[k]:offsets[k + 1]]`."""
 
     indices: Ints  # [m]
     offsets: Ints  # [K + 1]
@@ -71,7 +71,7 @@ class Partition:
 
     @classmethod
     def of(cls, parts: Sequence[Ints]) -> Partition:
-        """Return the partition in which client k holds `parts[k]`."""
+        """Return the partition in which client k has the rows `parts[k]`."""
         sizes = np.array([len(part) for part in parts], dtype=np.int64)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         rows = [np.asarray(part, dtype=np.int64) for part in parts]
@@ -90,7 +90,7 @@ class Partition:
 class ClientSplit:
     """The training rows of every client and, if a partition provides them, the test rows.
 
-    `validation` selects the round if clients are tested on their own rows.
+    The `validation` rows select the round if clients are tested on their own rows.
     """
 
     train: Partition
@@ -99,7 +99,7 @@ class ClientSplit:
 
 
 class Partitioner(Protocol):
-    """A way of assigning images to clients; its fields are its options."""
+    """A rule that assigns images to clients; its fields are its options."""
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Assign the rows `indices` to clients, who should be able to form episodes of `spec`."""
@@ -108,7 +108,7 @@ class Partitioner(Protocol):
 def able_classes(dataset: Dataset, partition: Partition, needed: int) -> Ints:
     """Return, for every client, the number of classes with at least `needed` usable images.
 
-    Images of one group count as `usable` describes.
+    Images of one group count as described in `sampling.usable`.
     """
     # Sorting (client, class) pairs keeps memory at O(images), unlike a table clients x classes.
     pairs = partition.owners * dataset.n_classes + dataset.y[partition.indices]
@@ -123,8 +123,8 @@ def infeasible_clients(
 ) -> dict[int, str]:
     """Return the clients that cannot form every episode of `spec`, each with the reason.
 
-    With `divides` a client divides all its images into a support set and a query set, and the
-    support set must not be empty.
+    With `divides`, each client divides all its images into a support set and a query set; it is
+    also infeasible if its support set is empty.
     """
     able = able_classes(dataset, partition, spec.min_images)
     found = {int(k): spec.shortage(int(able[k])) for k in np.flatnonzero(able < spec.min_classes)}
@@ -138,7 +138,7 @@ def infeasible_clients(
 def shuffled_classes(
     dataset: Dataset, indices: Ints, rng: np.random.Generator
 ) -> list[tuple[int, Ints]]:
-    """Return (class number, its rows in random order), in the order of classes."""
+    """Return (class number, rows of the class in random order), sorted by class number."""
     rows = rng.permutation(indices)
     rows = rows[np.argsort(dataset.y[rows], kind="stable")]
     classes, starts = np.unique(dataset.y[rows], return_index=True)

@@ -27,7 +27,7 @@ from fedshot.data.partitions.partition import (
 
 @dataclass(frozen=True)
 class Iid:
-    """Every class is shuffled and divided equally; remainders go to the next clients.
+    """Each class is shuffled and divided equally; clients get the remainders in turn.
 
     Args:
         clients: number of clients.
@@ -39,7 +39,7 @@ class Iid:
         check_least(1, clients=self.clients)
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Assign rows to clients in turn; the next class continues with the next client."""
+        """Assign rows to clients in turn; each class starts at the client after the last one."""
         del spec
         check_client_split(dataset, indices, self.clients)
         rng = key.at("iid").numpy()
@@ -53,14 +53,14 @@ class Iid:
 class Dirichlet:
     """Of each class, client k gets the share q_k of the images, with q ~ Dir(alpha 1_K).
 
-    The draw is repeated until every client can form an episode; otherwise the draw with the most
-    such clients is used. If there are too few images for every client, the first draw is used.
+    The draw is repeated until every client can form an episode. If none achieves that, the draw
+    with the most such clients is used. If there are too few images for it, only one draw is made.
 
     Args:
         clients: number of clients, K.
         alpha: concentration; small values give clients different classes.
-        balance_cap: give no more images to clients that already hold n/K (the balanced variant of
-            the NIID-bench family).
+        balance_cap: give no more images to clients that already have n/K of the n images (the
+            balanced variant of the NIID-bench family).
         redraws: maximum number of draws after the first.
     """
 
@@ -75,11 +75,11 @@ class Dirichlet:
         check_alpha(self.alpha)
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Divide each class by its shares, rounded so that every image is assigned."""
+        """Divide each class by the drawn shares, rounded so that every image is assigned."""
         check_client_split(dataset, indices, self.clients)
         pool = shuffled_classes(dataset, indices, key.at("dirichlet", "shuffle").numpy())
         sizes = [len(rows) for _, rows in pool]
-        # No draw can give more (client, class) pairs enough images.
+        # The most (client, class) pairs that can get enough images in any draw.
         pairs = sum(min(self.clients, n // spec.min_images) for n in sizes)
         draws = 1 + self.redraws if pairs >= self.clients * spec.min_classes else 1
         best, most = 0, -1
@@ -122,8 +122,8 @@ class Shards:
     Args:
         clients: number of clients.
         per_client: number of shards of each client.
-        shards: total number of shards; null for `clients * per_client`. If there are more, the
-            others are not used.
+        shards: total number of shards; null for `clients * per_client`. Shards that no client
+            draws are not used.
     """
 
     clients: AtLeast1 = 10
@@ -175,7 +175,7 @@ class Users:
         check_least(1, clients=self.clients)
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Assign whole users; if each is a client, client k is the k-th user by number."""
+        """Assign whole users; if `clients` is None, client k is the k-th user by number."""
         del spec
         check_client_split(dataset, indices, 1)
         if dataset.users is None:
@@ -207,7 +207,7 @@ class WholeClasses:
 
 
 def _whole(indices: Ints, labels: Ints, clients: int | None, what: str, key: Key) -> ClientSplit:
-    """Assign each label's rows to one client; clients get labels at random and evenly."""
+    """Assign all rows of a label to one client; labels are divided evenly and at random."""
     found, group = np.unique(labels, return_inverse=True)
     groups = len(found)
     if clients is None:

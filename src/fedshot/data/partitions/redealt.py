@@ -24,15 +24,15 @@ from fedshot.data.partitions.partition import (
     check_least,
 )
 
-_CACHED = 8  # episodes to remember, so that all clients' exchanges find the same one
+_CACHED = 8  # episodes to remember, so that all clients of an episode get the same one
 
 
 @dataclass(frozen=True)
 class Redealt:
-    """Every episode assigns images from one pool to the clients anew: a simulation.
+    """A simulation: each episode assigns images from one pool to the clients anew.
 
-    Real clients keep their images; the other partitions model them. Here each client sees the whole
-    pool, and a method that learns in episodes gets the client's share of each.
+    Real clients keep their images, as in the other partitions. Here each client sees the whole
+    pool, and a method that learns in episodes gets the client's share of each episode.
 
     Args:
         clients: number of clients of each episode.
@@ -52,11 +52,11 @@ class Redealt:
 
     @property
     def group_sampler(self) -> GroupSampler:
-        """How the images of an episode are divided."""
+        """The sampler that divides the images of an episode among the clients."""
         return GroupSampler(self.clients, self.by, self.per_client, self.shards)
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Give every client all rows, after sampling one episode as a check."""
+        """Give all rows to every client. Raises DataError if an episode cannot be divided."""
         check_client_split(dataset, indices, self.clients)
         needed = self.clients * (self.per_client if self.by == "shards" else 1)
         if spec.min_way * (spec.shot + spec.query) < needed:
@@ -92,9 +92,9 @@ class Redealt:
 def _max_shards_below(shards: Sequence[Ints], most: int) -> int:
     """Return the maximum number of shards with at most `most` images of every class in total.
 
-    Shards are labels in ascending order, so consecutive ones share at most the class in which one
-    ends and the next begins. Dynamic programming over shards, with the number of images of that
-    class as the state, finds the maximum.
+    Shards are sorted labels, so two consecutive shards share at most one class: the last of one and
+    the first of the next. Dynamic programming over shards finds the maximum; its state is the
+    number of images of the shared class.
     """
     best, at = {0: 0}, 0  # number of images of class `at` -> maximum number of shards
     for labels in shards:
@@ -126,13 +126,13 @@ class _EpisodeCache:
 
 @dataclass(frozen=True, eq=False)
 class Pool(Partition):
-    """A partition that gives every client all rows, and shares of every episode."""
+    """A partition that gives all rows to every client, and a share of every episode."""
 
     episodes: _EpisodeCache
 
     @classmethod
     def shared(cls, dataset: Dataset, indices: Ints, group_sampler: GroupSampler) -> Pool:
-        """Return the pool of the clients of `group_sampler`."""
+        """Return a pool of the rows `indices` for the clients of `group_sampler`."""
         whole = Partition.of([indices] * group_sampler.clients)
         episodes = _EpisodeCache(ClientData(dataset, indices), group_sampler)
         return cls(whole.indices, whole.offsets, episodes)

@@ -1,4 +1,4 @@
-"""The table of partitions, by their names in configurations."""
+"""The table of partitions, keyed by their names in configurations."""
 
 from fedshot.data.partitions.own_classes import Clusters, Pathological
 from fedshot.data.partitions.partition import Partitioner

@@ -1,1 +1,1 @@
-"""Sources of data: each has options, a way to load, and perhaps a standard class split."""
+"""Data sources: each loads one dataset or file format, with options, and may define a split."""

@@ -1,7 +1,7 @@
 """CIFAR-100, split as FC100 or CIFAR-FS, and CIFAR-10: photographs of 32 x 32 pixels.
 
-Source: Krizhevsky 2009. Few-shot splits: FC100, Oreshkin et al. 2018 (60, 20 and 20 classes, no
-superclass in two parts); CIFAR-FS, Bertinetto et al. 2019 (64, 16 and 20 classes).
+Source: Krizhevsky 2009. Few-shot splits: FC100, Oreshkin et al. 2018 (60, 20 and 20 classes; each
+superclass is in one part only); CIFAR-FS, Bertinetto et al. 2019 (64, 16 and 20 classes).
 As in those papers, the publisher's training and test images of a class are pooled.
 """
 
@@ -33,14 +33,15 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 @dataclass(frozen=True, kw_only=True)
 class CifarFiles(Source):
-    """Images from the first of these that exists in the dataset's folder.
+    """Options of both CIFAR datasets, and the search for their files in the dataset's folder.
 
-    The publisher's archive, the folder unpacked from it, one .zip of PNG files, or PNG files in
-    folders `train/<class>/` and `test/<class>/`, or `<class>/`.
+    The first of these that exists is read: the publisher's archive, the folder unpacked from it,
+    one .zip of PNG files, or folders of PNG files, `train/<class>/` and `test/<class>/`, or
+    `<class>/`.
 
     Args:
-        file: another file or folder there to read; null looks for the publisher's archive, its
-            folder, a .zip, or folders of PNG files.
+        file: file or folder to read in the dataset's folder; null looks for the publisher's
+            archive, its unpacked folder, a .zip, or folders of PNG files.
     """
 
     file: str | None = None
@@ -48,13 +49,13 @@ class CifarFiles(Source):
     def read(
         self, data_dir: Path | None, name: str, known: tuple[str, str], names: tuple[str, ...]
     ) -> tuple[Path, Dataset]:
-        """Return the dataset's folder, and its images, read the first time into the cache.
+        """Return the dataset's folder and the dataset; the first call fills the cache on disk.
 
         Args:
             data_dir: the folder of datasets.
-            name: of the dataset.
-            known: the publisher's archive, and the folder in it.
-            names: the classes.
+            name: name of the dataset.
+            known: names of the publisher's archive and of the folder unpacked from it.
+            names: names of the classes.
         """
         folder = dataset_folder(data_dir, name, f"{known[0]}, or PNG files")
         place = find_images(folder, name, self.file, known)
@@ -83,7 +84,7 @@ class Cifar100(CifarFiles):
         check_word("variant", self.variant, _COUNTS)
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read all images, the first time into the cache."""
+        """Return the dataset; the first call decodes all images into the cache on disk."""
         names = tuple(packaged("cifar100")["classes"])
         known = ("cifar-100-python.tar.gz", "cifar-100-python")
         folder, dataset = self.read(data_dir, "cifar100", known, names)
@@ -101,7 +102,7 @@ class Cifar10(CifarFiles):
     """Photographs of 10 classes from `<data_dir>/cifar10`; they have no few-shot split."""
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read all images, the first time into the cache."""
+        """Return the dataset; the first call decodes all images into the cache on disk."""
         known = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
         return self.read(data_dir, "cifar10", known, CIFAR10)[1]
 
@@ -114,9 +115,9 @@ def _build(place: Path, name: str, names: tuple[str, ...], put: Put) -> Labels:
 
 
 def _from_pngs(archive: Archive, name: str, names: tuple[str, ...], put: Put) -> Labels:
-    """Read PNG files from folders of classes, in folders of halves if there are two."""
+    """Read PNG files from class folders, which may be in folders `train` and `test`."""
     numbers = {class_name: c for c, class_name in enumerate(names)}
-    rows: list[tuple[int, bool, str]] = []  # class, whether not of the training half, member
+    rows: list[tuple[int, bool, str]] = []  # class, False in the folder `train`, member
     for member in archive.names:
         if not member.endswith(".png"):
             continue
@@ -137,15 +138,15 @@ def _from_pngs(archive: Archive, name: str, names: tuple[str, ...], put: Put) ->
 
 
 class _Batch(NamedTuple):
-    """One of the publisher's files."""
+    """The content of one file of the publisher."""
 
     images: Pixels  # [rows, 3072], channels first
     labels: Ints
-    files: np.ndarray  # names of image files, as objects
+    files: np.ndarray  # names of image files, as Python objects
 
 
 def _from_pickles(archive: Archive, name: str, names: tuple[str, ...], put: Put) -> Labels:
-    """Read the publisher's batches, in the order that the PNG files have."""
+    """Read the publisher's files; sort the images in the same order as the PNG files."""
     by_name = {member.rsplit("/", 1)[-1]: member for member in archive.names}
     if name == "cifar100":
         wanted, label, meta, key = ["train", "test"], "fine_labels", "meta", "fine_label_names"
@@ -201,7 +202,7 @@ def _batch(archive: Archive, member: str, label: str, n: int) -> _Batch:
             f"{where}: {label} run from {y.min()} to {y.max()}; expected 0..{n - 1}. Fetch it "
             "again."
         )
-    # Objects, since an array of strings gives each of them the length of the longest.
+    # An array of numpy strings would give every name the length of the longest.
     return _Batch(images, y, np.array(files, dtype=object))
 
 

@@ -31,7 +31,7 @@ class Digits(Source):
     """
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read them from the installed package; no file is needed."""
+        """Read the digits from scikit-learn, which contains them; no file is needed."""
         del data_dir
         images, labels = _digits()
         x = np.round(images.reshape(-1, 8, 8, 1) * 255 / 16).astype(np.uint8)

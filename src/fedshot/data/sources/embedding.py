@@ -1,4 +1,4 @@
-"""The options and steps that all sources of texts share: words to numbers with vectors."""
+"""Options that all sources of texts share, and the conversion of words to numbers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class TextOptions:
 
     Args:
         vectors: file of word vectors; null for GloVe 6B from the data folder.
-        dim: dimension of the GloVe 6B vectors; a file in `vectors` has its own.
+        dim: dimension of the GloVe 6B vectors, if `vectors` names no other file.
         cut: maximum number of words of a text; later words are dropped.
         keep: "known" drops words that have no vector; "all" keeps them.
-        unknown: vector used for words that have none: "zeros", or that of the word "unk".
+        unknown: vector used for words that have none: "zeros", or "unk", that of the word "unk".
     """
 
     vectors: str | None = None
@@ -35,12 +35,12 @@ class TextOptions:
     def embed(
         self, rows: Iterable[tuple[T, Sequence[str]]], data_dir: Path | None, name: object
     ) -> tuple[Tokens, list[T]]:
-        """Return the texts as word numbers, and what stands before each of them in `rows`.
+        """Return the texts as word numbers, and the labels of the texts.
 
         Args:
-            rows: (label or the like, words) of each text; not read if the vectors are missing.
+            rows: (label, words) of each text; not read if the vectors are missing.
             data_dir: the folder of datasets.
-            name: of the data, for errors.
+            name: name of the data in errors.
         """
         labels: list[T] = []
 
@@ -58,7 +58,7 @@ class TextOptions:
 
 
 def reading_digest(options: TextOptions, data_dir: Path | None) -> str:
-    """Return a SHA-256 that is equal on two hosts if they turn words into the same vectors."""
+    """Return a SHA-256 that is equal on two machines if they map words to the same vectors."""
     vectors = digest(find_vectors(options.vectors, options.dim, data_dir), options.dim)
     text = f"{vectors} {options.cut} {options.keep} {options.unknown}"
     return hashlib.sha256(text.encode()).hexdigest()

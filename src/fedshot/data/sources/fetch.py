@@ -1,8 +1,8 @@
 """Download datasets from their publishers, with checksums and resumption.
 
 A file is written as `<name>.part` and renamed once its checksum is correct, so that an interrupted
-download resumes and is never mistaken for the complete file. A lock makes other processes that want
-the same file wait. Only https is used, also after redirects; http is allowed to this machine, for
+download resumes and is never mistaken for the complete file. Other processes that want the same
+file wait for a lock. Only https is used, also after redirects; http is allowed to this machine, for
 tests.
 """
 
@@ -32,7 +32,7 @@ Progress: TypeAlias = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True)
 class Fetched:
-    """A downloaded file; `already` if it existed before, `verified` if it has a known checksum."""
+    """A downloaded file; `already`: it existed before; `verified`: a known checksum matches."""
 
     path: Path
     size: int
@@ -41,7 +41,7 @@ class Fetched:
 
 
 class _UnreachableError(Exception):
-    """A download failed; the next address may work."""
+    """A download from one address failed; the next address may work."""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -56,13 +56,13 @@ def get(
     progress: Progress | None = None,
     publishers: dict[str, Publisher] | None = None,
 ) -> list[Fetched]:
-    """Download the files of a dataset to its folder below `data_dir`; verify those that exist.
+    """Download the missing files of a dataset to its folder below `data_dir`; verify all files.
 
     Args:
         name: a key of `PUBLISHERS`.
         data_dir: the folder of datasets.
         progress: called with (file name, bytes so far, total bytes if known).
-        publishers: replaces `PUBLISHERS`, in tests.
+        publishers: used in tests instead of `PUBLISHERS`.
     """
     known = PUBLISHERS if publishers is None else publishers
     if name not in known:
@@ -82,7 +82,7 @@ def get(
 
 
 def by_hand(name: str, data_dir: Path) -> str:
-    """Return instructions for a manual download."""
+    """Return instructions for downloading a dataset by hand."""
     publisher = PUBLISHERS[name]
     folder = data_dir / publisher.folder
     if publisher.manual:
@@ -129,7 +129,7 @@ def _fetch(remote: Remote, path: Path, progress: Progress | None) -> Fetched:
 
 
 def _download(url: str, part: Path, remote: Remote, progress: Progress | None) -> None:
-    """Download a file, or the rest of it, to `part`."""
+    """Download a file to `part`; if `part` exists, download the rest."""
     _check_url(url)
     done = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "fedshot"})

@@ -25,19 +25,19 @@ from fedshot.data.tokens import Numbers
 class ImageFolder(Source):
     """Images from `path/<class>/`, or `path/{base,validation,novel}/<class>/` with a split.
 
-    Hidden files are skipped. Files without the suffix of an image, images beside the class folders
-    and folders within them are skipped and reported.
+    Hidden files are skipped. Files without an image suffix, images beside the class folders and
+    folders within the class folders are skipped and reported.
 
     Args:
         path: the folder.
-        size: every image becomes a square of that many pixels; null if all have one size.
+        size: side in pixels of the square that images are resized to; null if all have one size.
         channels: 3 for colour, 1 for grey.
-        aspect: how images become squares: "squeeze" changes their aspect, "crop" keeps the middle,
-            "pad" adds black.
+        aspect: how images become squares: "squeeze" changes their aspect ratio, "crop" keeps the
+            middle, "pad" adds black.
         groups: a regular expression that finds an image's group in its file name, such as "^[^_]+"
-            for all up to the first "_". Images of one group are nearly alike (frames of a video,
-            images of a patient): an episode has those of a class in its support set or in its
-            query set, never in both.
+            for the text before the first "_". Images of one group are nearly alike (frames of a
+            video, images of a patient): an episode puts those of a class into its support set or
+            its query set, never into both.
     """
 
     path: str
@@ -113,7 +113,7 @@ class ImageFolder(Source):
 
 
 def _classes(root: Path) -> tuple[list[Path], list[str]]:
-    """Return the class folders, sorted by name, and the part of each (empty without a split)."""
+    """Return the class folders, sorted by name, and the split's part of each; [] without one."""
     folders = _folders(root, root)
     by_name = {folder.name: folder for folder in folders}
     is_split = {"base", "novel"} <= by_name.keys() <= set(PARTS)
@@ -133,13 +133,13 @@ def _classes(root: Path) -> tuple[list[Path], list[str]]:
 
 
 def _shown(folder: Path) -> list[Path]:
-    """Return what lies in a folder and is not hidden, sorted by name."""
+    """Return the entries of a folder that are not hidden, sorted by name."""
     found = [p for p in folder.iterdir() if not p.name.startswith(".")]
     return sorted(found, key=lambda p: p.name)
 
 
 def _inside(root: Path, paths: list[Path]) -> list[Path]:
-    """Return the paths. Raises DataError for a link that leads out of the folder."""
+    """Return the paths unchanged. Raises DataError for a link to a place outside `root`."""
     for path in paths:
         check_link(root, path)
     return paths
@@ -170,7 +170,7 @@ def _images(root: Path, folder: Path) -> list[Path]:
 
 
 def _skipped(root: Path, classes: list[Path]) -> str:
-    """Describe what lies in the folder and is not read, except hidden files."""
+    """Describe the files and folders that are not read, except hidden ones."""
     above = {root, *(folder.parent for folder in classes)}
     beside = [p for folder in sorted(above) for p in _shown(folder) if p.is_file()]
     within = [p for folder in classes for p in _shown(folder)]
@@ -185,7 +185,7 @@ def _skipped(root: Path, classes: list[Path]) -> str:
 
 
 def _groups(files: list[Path], pattern: str) -> Ints:
-    """Return the number of each file's group. Raises DataError for a name without a group."""
+    """Return the group number of each file. Raises DataError if `pattern` finds no group."""
     numbers, found = Numbers(), []
     for file in files:
         match = re.search(pattern, file.name)

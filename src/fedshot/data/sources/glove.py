@@ -1,7 +1,7 @@
-"""Frozen word vectors in GloVe's text format, and texts as numbers of words that have one.
+"""Frozen word vectors in GloVe's text format, and the conversion of texts to word numbers.
 
 Source: Pennington et al. 2014. A line is `word v1 ... vd`, and there is no header. A few words
-of glove.840B contain spaces, such as `. . .`: the last d fields of a line are its numbers.
+of glove.840B contain spaces, such as `. . .`: the last d fields of a line are the vector.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def find_vectors(vectors: str | None, dim: int, data_dir: Path | None) -> Path:
     """Return the file of word vectors that the options `vectors` and `dim` select.
 
     `vectors` is a file, relative to the working directory or to `<data_dir>/glove`. If it is None,
-    that folder is searched for GloVe 6B of `dim` columns; the shortest file name wins.
+    `<data_dir>/glove` is searched for GloVe 6B with `dim` columns; the shortest file name wins.
     """
     folder = None if data_dir is None else data_dir / "glove"
     if vectors is not None:
@@ -79,8 +79,8 @@ def load_vectors(
     """Return (row of each word found, table float32 [V, d]) from a .txt file, plain, .gz or .zip.
 
     Only the vectors of `words` are kept. Row 0 (padding) is zero; row 1 (unknown words) is zero, or
-    the vector of "unk". `dim` chooses among the files of a .zip. Raises DataError, with the line,
-    for malformed vectors.
+    the vector of "unk". `dim` selects a file of a .zip. Raises DataError, which names the line, for
+    malformed vectors.
     """
     found: dict[str, int] = {}
     numbers = array("f")
@@ -144,13 +144,13 @@ def embed(
     """Return the texts as word numbers, with the vectors of their words.
 
     Args:
-        texts: each a sequence of tokens; iterated over once.
+        texts: texts, each a sequence of tokens; iterated over once.
         vectors: the file of word vectors.
-        name: of the texts, for errors.
+        name: name of the texts in errors.
         cut: maximum number of words of a text; later words are dropped.
-        dim: selects a file of a .zip.
-        keep: "known" drops words that have no vector, before the cut.
-        unknown: the vector used for words that have none.
+        dim: dimension of the vectors, which selects a file of a .zip.
+        keep: "known" drops words that have no vector, before the cut; "all" keeps them.
+        unknown: vector used for words that have none: "zeros", or "unk", that of the word "unk".
     """
     if cut < 1:
         raise DataError(f"cut is {cut}; expected 1 or more words")
@@ -192,7 +192,7 @@ def _kept(ids: np.ndarray, offsets: np.ndarray, mask: np.ndarray) -> tuple[np.nd
 
 
 def _lines(path: Path, dim: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number, line) of the lines that are not empty."""
+    """Yield (line number, line) for each line of the file that is not empty."""
     with naming_damage(path, "word vector"), _opened(path, dim) as file:
         n = read = 0
         while line := file.readline(_MAX_LINE):
@@ -214,7 +214,7 @@ def _split_right(line: bytes, d: int) -> tuple[bytes, bytes]:
 
 
 def _columns(line: bytes) -> int:
-    """Return how many numbers end a line; the word before them may be a number, too."""
+    """Return how many numbers a line ends with, leaving at least one field for the word."""
     d, parts = 0, line.split(b" ")
     while d < len(parts) - 1 and _is_number(parts[-d - 1]):
         d += 1
@@ -231,7 +231,7 @@ def _is_number(part: bytes) -> bool:
 
 @contextmanager
 def _opened(path: Path, dim: int | None) -> Iterator[Stream]:
-    """Open a file of word vectors; its first bytes say how it is compressed."""
+    """Open a file of word vectors, decompressed as its first bytes require (gzip, zip or none)."""
     with unzipped(path, _RATIO) as file:
         is_zip = file.read(2) == b"PK"
         file.seek(0)

@@ -17,29 +17,29 @@ from fedshot.data.dataset import Dataset, Ints, Pixels
 from fedshot.data.sources.source import Source
 
 _CLASSES = 200
-_DRAWINGS = 20  # of each class
+_DRAWINGS = 20  # drawings of each class
 _SIZE = 20  # side length in pixels
-_STROKES = 4  # maximum of a character; the minimum is 2
+_STROKES = 4  # maximum number of strokes of a character; the minimum is 2
 _STEPS = 32  # a stroke is drawn at _STEPS + 1 points
 
-# Lengths are in sixteenths of a pixel, the entries of a linear map in 256ths.
+# Lengths are in sixteenths of a pixel. A linear map stretches and slants; its entries are 256ths.
 _PIXEL = 16
 _REACH = 104  # maximum distance of a control point from the centre, along each axis
 _WOBBLE = 12  # maximum shift of a control point in a drawing
 _SHIFT = 40  # maximum shift of the whole character
 _STRETCH = 48  # maximum change of the map's diagonal
 _SLANT = 64  # maximum of the map's other entries
-_PEN = (9, 14)  # range of the radius of full ink
+_PEN = (9, 14)  # range of the radius within which the ink is full
 _EDGE = 10  # width over which the ink fades
 
 
 @dataclass(frozen=True)
 class Glyphs(Source):
-    """Synthetic characters that fedshot draws itself: 200, 20 drawings of each, 20 x 20 pixels.
+    """Synthetic characters drawn by fedshot: 200 classes, 20 drawings of each, 20 x 20 pixels.
 
-    A character is two to four curved strokes between random points, ink 255 on 0. Each drawing
-    moves the points, stretches, slants and shifts the character, and has its own stroke width.
-    The images are the same on every machine. 120 classes are base, 30 validation, 50 novel.
+    A character is two to four curved strokes between random points; ink is 255, paper 0. Each
+    drawing moves the points, stretches, slants and shifts the character, and has its own stroke
+    width. The images are the same on every machine. 120 classes are base, 30 validation, 50 novel.
     """
 
     def load(self, data_dir: Path | None) -> Dataset:
@@ -53,17 +53,16 @@ class Glyphs(Source):
 
 
 def _whole(name: str, low: int, high: int, *shape: int) -> Ints:
-    """Draw integers from `low` to `high`, uniform up to a bias of 2^-32."""
+    """Draw integers of `shape` uniformly from `low` to `high`, up to a bias of 2^-32."""
     raw = Key(0).at("glyphs", name).numpy().bit_generator.random_raw(int(np.prod(shape)))
     numbers = (raw >> np.uint64(32)) * np.uint64(high - low + 1) >> np.uint64(32)
     return low + numbers.astype(np.int64).reshape(shape)
 
 
 def _curves(y: Ints) -> tuple[Ints, Ints]:
-    """Return points [n, strokes, steps + 1, 2] on the strokes of drawings, and radii of pens [n].
+    """Return points [n, strokes, steps + 1, 2] on the strokes of drawings, and pen radii [n].
 
-    A stroke is a quadratic Bezier curve. Strokes that a character does not have repeat its first
-    one.
+    A stroke is a quadratic Bezier curve. A character with fewer strokes repeats its first stroke.
     """
     n = len(y)
     controls = _whole("controls", -_REACH, _REACH, _CLASSES, _STROKES, 3, 2)
@@ -85,7 +84,7 @@ def _curves(y: Ints) -> tuple[Ints, Ints]:
 
 
 def _drawn(points: Ints, pen: Ints) -> Pixels:
-    """Return images [n, size, size, 1] with a disc at each point that fades at its edge."""
+    """Return images [n, size, size, 1] with a disc of ink, which fades at its edge, per point."""
     n = len(points)
     side = _SIZE + 2  # one pixel of margin, for ink beyond the border
     images = np.zeros((n, side * side), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, or of a folder in its format; requires the extra `hf`."""
+"""Datasets of the Hugging Face hub, or of a local folder in its format; needs the extra `hf`."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class HF(TextOptions, Source):
 
     Args:
         path: name on the hub, or a folder.
-        config: one of its configurations, if it has several.
-        part: its split, such as "train", or "train+test" to pool two.
+        config: configuration of the dataset, if it has several.
+        part: split of the dataset, such as "train", or "train+test" to pool two.
         text: column of the texts.
         image: column of the images.
         label: column of the classes.
-        user: column of the user, if known; only a number from 0 on is kept.
-        size: every image becomes a square of that many pixels; null if all have one size.
+        user: column of the user, if known; users are stored only as numbers from 0 on.
+        size: side in pixels of the square that images are resized to; null if all have one size.
         channels: 1 (grey) or 3 (colour).
-        aspect: how images become squares: "squeeze" changes their aspect, "crop" keeps the middle,
-            "pad" adds black.
+        aspect: how images become squares: "squeeze" changes their aspect ratio, "crop" keeps the
+            middle, "pad" adds black.
     """
 
     path: str
@@ -82,7 +82,7 @@ class HF(TextOptions, Source):
             ) from None
         try:
             return datasets.load_dataset(self.path, self.config, split=self.part)
-        except Exception as error:  # the network, the hub and every reader raise their own
+        except Exception as error:  # network, hub and readers raise many types
             raise DataError(
                 f"{self.path} ({self.config}, {self.part}) cannot be loaded: {error}. Check "
                 "`path`, `config` and `part`, and the network."
@@ -95,8 +95,8 @@ class HF(TextOptions, Source):
     def _names(self, table: Any, name: str, what: str) -> list[Any]:
         """Return the column with the class or user of each row.
 
-        Raises DataError if one is missing (as on the hub, -1 is missing), or neither text nor a
-        number. The error quotes no other value, since a user's may be a name.
+        Raises DataError if a value is missing (on the hub, -1 means missing), or is neither text
+        nor a number. The error quotes only missing values, since others may be users' names.
         """
         values = self._column(table, name)
         for i, value in enumerate(values):
@@ -151,7 +151,7 @@ class HF(TextOptions, Source):
         return np.stack(pixels)
 
     def _file(self, held: Any, name: str, i: int) -> Path | bytes:
-        """Return an image as it is stored. Raises DataError if there is none."""
+        """Return the bytes or the path of an image. Raises DataError if there is none."""
         if held is None or not (held.get("bytes") or held.get("path")):
             raise DataError(f"{self.path}, row {i}: {name!r} holds no image. Remove the row.")
         data: bytes | None = held["bytes"]

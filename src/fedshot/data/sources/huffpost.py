@@ -1,8 +1,8 @@
 """HuffPost headlines: 41 categories of news, 900 headlines of each.
 
 Source: Bao et al., Few-shot Text Classification with Distributional Signatures, 2020, from the News
-Category Dataset of R. Misra. The headlines are tokenised, in lower case. Split: Bao et al.'s and
-F2L's, the first 20 classes, the next 5, the last 16.
+Category Dataset of R. Misra. The headlines are tokenised, in lower case. Split of Bao et al. and
+F2L: the first 20 classes are base, the next 5 validation, the last 16 novel.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HuffPost(TextOptions, Source):
 
 
 def headlines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield (label, tokens) of rows `{"raw": "a b c"}` or `{"text": ["a", "b", "c"]}`."""
+    """Yield (label, tokens) of JSON rows with `"raw": "a b c"` or `"text": ["a", "b", "c"]`."""
     for where, row in json_rows(path):
         label, words = row.get("label"), _words(row)
         if type(label) is not int or not 0 <= label < _CLASSES:  # isinstance would accept a bool

@@ -16,8 +16,8 @@ class InMemory(Source):
     """A dataset passed to `Config.with_data`; the run folder records its hash, not the data.
 
     Args:
-        dataset: its name.
-        digest: SHA-256 of its content; null for a custom source, until it is loaded.
+        dataset: name of the dataset, or class name of a custom source.
+        digest: SHA-256 of the content; null for a custom source, until it is loaded.
     """
 
     dataset: str
@@ -26,7 +26,7 @@ class InMemory(Source):
 
     @classmethod
     def of(cls, data: Dataset | Source) -> InMemory:
-        """Return the source of a dataset, or of the dataset that a custom source will load."""
+        """Wrap a dataset, or a custom source that loads one."""
         if isinstance(data, Dataset):
             made = cls(data.name, data.digest)
         else:
@@ -35,7 +35,7 @@ class InMemory(Source):
         return made
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Return the dataset. Raises DataError if this process does not hold it."""
+        """Return the dataset. Raises DataError in a process that it was not passed to."""
         if isinstance(self.held, Dataset):
             return self.held
         if self.held is not None:

@@ -31,7 +31,7 @@ from fedshot.data.sources.splits.published import (
 
 _COUNTS = (64, 16, 20)
 IMAGES = (".jpg", ".jpeg", ".png")
-_WNID = 9  # letters of a class such as n01532829
+_WNID = 9  # characters of a class number such as n01532829
 _Rows = dict[str, list[tuple[str, str]]]  # part -> (file name, class)
 
 
@@ -42,7 +42,8 @@ class ImageNetSubset(Source):
     Args:
         size: side length of the images in pixels.
         resize: scale images of another size; otherwise they are refused.
-        file: another zip or folder to read.
+        file: zip or folder to read in the dataset's folder; null looks for a folder `images`, a
+            .zip or class folders.
     """
 
     size: int = 84
@@ -53,7 +54,7 @@ class ImageNetSubset(Source):
         check_side(self.size, 1024)
 
     def find(self, folder: Path, source: str) -> Path:
-        """Return the zip or folder of the images."""
+        """Return the zip or folder of images in the dataset's folder. Raises DataError if none."""
         place = find_images(folder, source, self.file, ("images",))
         if place is not None:
             return place
@@ -74,15 +75,15 @@ class ImageNetSubset(Source):
 
 @dataclass(frozen=True)
 class MiniImageNet(ImageNetSubset):
-    """Photographs from `<data_dir>/miniimagenet`: one .zip, or a folder `images` (or the folder).
+    """Photographs from `<data_dir>/miniimagenet`: a .zip, a folder `images`, or class folders.
 
-    Images lie flat or in a folder for each class, as .jpg or .png. The official `train.csv`,
-    `val.csv` and `test.csv` (`filename,label`) beside the images, or in the zip, choose the images
-    to use; without them, all images of the published 64, 16 and 20 classes are used.
+    Images are .jpg or .png files, in one folder or in a folder for each class. The official
+    `train.csv`, `val.csv` and `test.csv` (`filename,label`), in the dataset's folder or in the zip,
+    list the images to use; without them, all images of the 100 published classes are used.
     """
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read all images, the first time into the cache."""
+        """Return the dataset; the first call decodes all images into the cache on disk."""
         folder = dataset_folder(data_dir, "mini_imagenet", "a zip or folder of its images")
         place = self.find(folder, "mini_imagenet")
         lists = [folder / f"{part}.csv" for part in PUBLISHED]
@@ -110,7 +111,7 @@ class MiniImageNet(ImageNetSubset):
 
 
 def _listed(archive: Archive, own: Sequence[Path]) -> _Rows | None:
-    """Return the rows of the csv files `own`, else of those in the archive; None without any."""
+    """Return the rows of the csv files `own`, or else of those in the archive; None without."""
     if own:
         texts = [(str(path), read_text(path)) for path in own]
     else:
@@ -151,7 +152,7 @@ def _rows(where: object, text: str) -> list[tuple[str, str]]:
 
 
 def _matched(archive: Archive, rows: _Rows) -> list[tuple[str, str]]:
-    """Return (class, member) of every row, wherever its file lies."""
+    """Return (class, member of the archive) for each row of the csv files."""
     classes = {c for listed in rows.values() for _, c in listed}
     flat: dict[str, str] = {}
     by_class: dict[tuple[str, str], str] = {}
@@ -177,7 +178,7 @@ def _matched(archive: Archive, rows: _Rows) -> list[tuple[str, str]]:
 
 
 def _all(archive: Archive) -> list[tuple[str, str]]:
-    """Return (class, member) of all images; a folder's name, or the file's, gives the class."""
+    """Return (class, member) of all images; the class is in the name of the folder or file."""
     known = {name for names in packaged("mini_imagenet").values() for name in names}
     members: list[tuple[str, str]] = []
     for member in archive.names:

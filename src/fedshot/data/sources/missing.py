@@ -1,10 +1,10 @@
-"""Missing values, which must not become a class or a client of their own."""
+"""Detect missing values, which must not become a class or a client."""
 
 from __future__ import annotations
 
 
 def is_missing(value: object) -> bool:
-    """Whether a value is None, or unequal to itself as NaN, NaT and pandas' NA are."""
+    """Whether a value is None, NaN, NaT or pandas' NA, which are not equal to themselves."""
     if value is None:
         return True
     try:

@@ -31,15 +31,15 @@ _LIMIT = 1 << 28  # decompressed bytes of a file; the largest has 47,040,016
 class Mnist(Source):
     """Handwritten digits from `<data_dir>/mnist`; 0 to 4 are base classes, 5 to 9 novel ones.
 
-    Files: `{train,t10k}-images-idx3-ubyte` and `-labels-idx1-ubyte`, with or without `.gz`, there
-    or in `raw/`. One half is enough; `halves` returns which exist.
+    Files: `{train,t10k}-images-idx3-ubyte` and `-labels-idx1-ubyte`, with or without `.gz`, in that
+    folder or its subfolder `raw/`. One half, `train` or `t10k`, is enough.
     """
 
     name: ClassVar[str] = "mnist"
     names: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read the halves that exist, training images first."""
+        """Return the dataset of the halves that exist, training images first."""
         folder = self._folder(data_dir)
         files = _files(folder)
         if not files:
@@ -54,7 +54,7 @@ class Mnist(Source):
         return replace(dataset, standard=split)
 
     def halves(self, data_dir: Path | None) -> tuple[str, ...]:
-        """Return which of `train` and `t10k` exist."""
+        """Return which of the halves `train` and `t10k` exist."""
         return tuple(_files(self._folder(data_dir)))
 
     def _folder(self, data_dir: Path | None) -> Path:
@@ -65,7 +65,7 @@ class Mnist(Source):
 class FashionMnist(Mnist):
     """Clothes from `<data_dir>/fashionmnist`; the first five classes are base, the others novel.
 
-    The files have the names of MNIST's.
+    The files have the same names as those of MNIST.
     """
 
     name: ClassVar[str] = "fashion_mnist"
@@ -73,7 +73,7 @@ class FashionMnist(Mnist):
 
 
 def _files(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Return the files of images and labels of each half that exists."""
+    """Return half -> (file of images, file of labels) for each half that exists."""
     found: dict[str, tuple[Path, Path]] = {}
     for half in HALVES:
         images = _find(folder, f"{half}-images", 3)
@@ -123,7 +123,7 @@ def _build(files: dict[str, tuple[Path, Path]], names: tuple[str, ...], put: Put
 
 
 def read_idx(path: Path, dims: int) -> Pixels:
-    """Return the uint8 array of `dims` dimensions in an idx file, gzipped or not."""
+    """Read an idx file, gzipped or not; return its uint8 array of `dims` dimensions."""
     with naming_damage(path, "idx"), unzipped(path) as file:
         head = file.read(4 + 4 * dims)
         if len(head) < 4 + 4 * dims or head[:4] != bytes((0, 0, 8, dims)):

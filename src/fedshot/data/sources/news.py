@@ -39,12 +39,12 @@ GROUPS = tuple(sorted(_BASE + _VALIDATION + _NOVEL))
 class News20(TextOptions, Source):
     """Messages from `<data_dir>/20newsgroups/20news-bydate.tar.gz`, read as latin-1.
 
-    Quotes and signatures stay. A message without words is kept, so that the counts are those of the
-    publisher.
+    Quotes and signatures are kept, and so are messages without words: the counts are the
+    publisher's.
 
     Args:
         headers: "subject" puts the subject before the body, "none" leaves the body, "all" keeps
-            everything. The other headers name the group (`Newsgroups:`) or its regulars (`From:`).
+            everything. The other headers reveal the group (`Newsgroups:`) or its members (`From:`).
     """
 
     cut: int = 500
@@ -54,7 +54,7 @@ class News20(TextOptions, Source):
         check_word("headers", self.headers, ("subject", "none", "all"))
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read and tokenise all messages, by half, group and number."""
+        """Read and tokenise all messages, sorted by half, group and number."""
         path = dataset_folder(data_dir, "news20", _FILE) / _FILE
         numbers = {group: c for c, group in enumerate(GROUPS)}
 
@@ -70,7 +70,7 @@ class News20(TextOptions, Source):
 
 
 def readable_part(message: str, headers: Literal["subject", "none", "all"]) -> str:
-    """Return the part of a message to keep; a message without a blank line has only a body."""
+    """Return the parts of a message that `headers` selects; without a blank line all is body."""
     if headers == "all":
         return message
     head, blank, body = message.partition("\n\n")
@@ -88,7 +88,7 @@ def messages(path: Path) -> list[tuple[str, str]]:
     found: dict[tuple[str, str, int], str] = {}
     left = _LIMIT
     with opened_tar(path) as tar:
-        # In the order of the file: to read an earlier member, gzip starts over.
+        # Read in the order of the file: for an earlier member, gzip would start over.
         for member in tar.members():
             left -= member.size
             if left < 0:
@@ -112,7 +112,7 @@ def messages(path: Path) -> list[tuple[str, str]]:
 
 
 def _parsed_name(path: Path, name: str) -> tuple[str, str, int] | None:
-    """Return (half, group, number) of a message, or None for other members."""
+    """Return (half, group, number) from the name of a message; None for other members."""
     match = _MEMBER.fullmatch(name)
     if match is None:
         return None

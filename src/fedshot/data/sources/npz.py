@@ -23,8 +23,8 @@ from fedshot.data.sources.source import Source
 
 _ARRAYS = ("x", "y", "class_names", "users", "groups")
 _CLASSES = 1 << 16  # number of classes up to which labels may have gaps
-_GAPS = 10  # beyond it, the most class numbers for each class with an image
-_UNPACKED = 1 << 30  # bytes that an array may always have: drawings compress 600 to one
+_GAPS = 10  # beyond _CLASSES, the most class numbers per class with an image
+_UNPACKED = 1 << 30  # bytes that any array may have; drawings compress 600 to 1
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Npz(Source):
 
     `x` is uint8 [n, H, W] or [n, H, W, C]. Files with Python objects are refused, since reading
     them could run code. Users are renumbered from 0, in ascending order. Examples of one group are
-    nearly alike, such as frames of one video: an episode has the examples of a group in the
-    support set or in the query set of their class, never in both.
+    nearly alike, such as frames of one video: an episode puts those of a class into its support set
+    or its query set, never into both.
 
     Args:
         path: the file.
@@ -103,7 +103,7 @@ class Npz(Source):
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of the file whose names are in _ARRAYS."""
+    """Return name -> array for the names in _ARRAYS that the file contains."""
     if not path.is_file():
         raise DataError(f"{path} is not a file; expected an .npz file. Check `path`.")
     with opened_zip(path) as archive:  # np.load would take anything but a zip for a pickle
@@ -144,7 +144,7 @@ def _check_header(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo)
     """Raise DataError if an array declares another size than its member has."""
     with archive.open(member) as file:
         if file.read(6) != np.lib.format.MAGIC_PREFIX:
-            return  # not an array: refused by name once it is read
+            return  # not an array: refused later, with its name
         version = tuple(file.read(2))
         readers = {
             (1, 0): np.lib.format.read_array_header_1_0,

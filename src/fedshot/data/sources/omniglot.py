@@ -33,11 +33,11 @@ _CHARACTERS = 1623
 
 @dataclass(frozen=True)
 class Omniglot(Source):
-    """Drawings from `<data_dir>/omniglot`, ink 255 on 0, scaled to `size` by averaging.
+    """Drawings from `<data_dir>/omniglot`, inverted (ink is 255) and scaled down by averaging.
 
     Needs `images_background.zip` and `images_evaluation.zip` as published, or the folders unpacked
-    from them. `splits_vinyals/{train,val,test}.txt` replace the split of Vinyals et al. if they
-    exist.
+    from them. The files `splits_vinyals/{train,val,test}.txt`, if they exist, replace the built-in
+    split of Vinyals et al.
 
     Args:
         size: side length of the images in pixels; the drawings have 105.
@@ -49,7 +49,7 @@ class Omniglot(Source):
         check_side(self.size, 1024)
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read both halves, the first time into the cache; nothing is unpacked."""
+        """Return the dataset; the first call decodes both halves into the cache on disk."""
         wanted = " and ".join(f"{half}.zip" for half in _HALVES)
         folder = dataset_folder(data_dir, "omniglot", wanted)
         places = [_place(folder, half) for half in _HALVES]
@@ -98,7 +98,7 @@ def _build(places: Sequence[Path], size: int, put: Put) -> Labels:
         shape = (size, size, 1)
 
         def blocks() -> Iterator[Pixels]:
-            # An alphabet lies in one half, so runs of rows from one archive are long.
+            # Each alphabet is in one half, so many consecutive rows are from one archive.
             for half, run in groupby(rows, key=lambda row: row[1]):
                 members = [member for _, _, member in run]
                 yield from decoded(halves[half], members, shape, partial(_decode, size=size))
@@ -108,7 +108,7 @@ def _build(places: Sequence[Path], size: int, put: Put) -> Labels:
 
 
 def _drawings(i: int, archive: Archive) -> list[tuple[str, int, str]]:
-    """Return (class name, half, member name) of the drawings of half `i`."""
+    """Return (class name, i, member name) of each drawing in the archive of half `i`."""
     matches = [_MEMBER.fullmatch(name) for name in archive.names]
     found = [(match[1], i, match[0]) for match in matches if match]
     if not found:

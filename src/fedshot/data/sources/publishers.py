@@ -1,7 +1,7 @@
 """The publishers of datasets: addresses, checksums, and instructions for manual downloads.
 
-They are read from `publishers.json`. A checksum is given if several independent places document it;
-otherwise it is None, and `fedshot data get` says so. MNIST has a mirror's address, since its
+They are read from `publishers.json`. A file has a checksum if several independent sources document
+it; otherwise it is None, and `fedshot data get` says so. MNIST has a mirror's address, since its
 author's page no longer serves the files.
 """
 
@@ -15,19 +15,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Remote:
-    """A file of a publisher; its addresses are in the order in which they are tried."""
+    """A file to download from a publisher; `urls` are tried in order."""
 
     name: str
     urls: tuple[str, ...]
     at_most: int  # bytes; a larger download is stopped
     checksum: str | None = None  # "md5:..." or "sha256:..."; None means not verified
     repacked: bool = False  # intact copies with another checksum exist
-    unpacked: str | None = None  # checksum of the content of a .gz, which others may have repacked
+    unpacked: str | None = None  # checksum of a .gz file's content, equal if repacked
 
 
 @dataclass(frozen=True)
 class Publisher:
-    """How to get one dataset: files to download, or instructions for a person (`manual`)."""
+    """How to get one dataset: `files` to download, or `manual`, instructions for the user."""
 
     folder: str
     files: tuple[Remote, ...] = ()

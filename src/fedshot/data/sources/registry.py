@@ -1,4 +1,4 @@
-"""The table of sources, by their names in configurations."""
+"""The table of data sources, keyed by their names in configurations."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Sentiment140: tweets that are negative or positive, with their users.
 
-Source: Go, Bhayani and Huang 2009; the federated form is LEAF's (Caldas et al. 2018). Training and
-test have the same two classes, and different users: see `split_users`.
+Source: Go, Bhayani and Huang 2009; its use in federated learning follows LEAF (Caldas et al. 2018).
+Training and test have the same two classes and different users: see `split_users`.
 
-User names are real handles. They are numbered as they are read and not stored; no error message
-quotes a row of these files.
+User names are real Twitter handles. They are replaced by numbers on reading and never stored; no
+error message quotes a row of these files.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class Sent140(TextOptions, Source):
 
     Args:
         file: a csv with the publisher's six columns, or a .json written by LEAF. Null for the
-            publisher's training file, or a csv whose name begins like it.
-        min_tweets: users with fewer tweets are left out.
-        users: number of the other users to take, always the same ones; null for all.
+            publisher's training file, or a csv whose name begins with its name.
+        min_tweets: minimum number of tweets of a user; users with fewer are left out.
+        users: number of users to take of those with enough tweets, always the same ones; null for
+            all.
         keep: "known" drops words that have no vector, as FedFSL does; "all" keeps them.
     """
 
@@ -61,7 +62,7 @@ class Sent140(TextOptions, Source):
             raise DataError(f"users is {self.users}; expected 1 or more, or null for all")
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read the tweets; users are numbered by their first tweet that is kept."""
+        """Read the tweets; users are numbered in the order of their first tweets."""
         path = self._path(data_dir)
         handles = Numbers()
         rows = (
@@ -84,7 +85,7 @@ class Sent140(TextOptions, Source):
         return Dataset("sent140", x.only(kept), y, _CLASSES, users)
 
     def _chosen(self, n_tweets: Ints) -> npt.NDArray[np.bool_]:
-        """Return for each user, given their numbers of tweets, whether they are taken."""
+        """Return, for each user, whether the user is used, given each user's number of tweets."""
         enough = np.flatnonzero(n_tweets >= self.min_tweets)
         if self.users is not None and self.users > len(enough):
             raise DataError(
@@ -131,7 +132,7 @@ def split_users(
 
 
 def tweets(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield (handle, label, text) of each tweet that is not neutral; do not store the handles."""
+    """Yield (handle, label, text) of each tweet that is not neutral; never store the handle."""
     if path.suffix.lower() == ".json":
         yield from _leaf(path)
         return
@@ -147,12 +148,15 @@ def tweets(path: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def _leaf(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Read `{"users": [...], "user_data": {user: {"x": [[..., text, ...]], "y": [0 or 1]}}}`."""
+    """Yield (handle, label, text) of each tweet in a file written by LEAF.
+
+    It has `{"users": [...], "user_data": {user: {"x": [[..., text, ...]], "y": [0 or 1]}}}`.
+    """
     try:
         content = json.loads(read_regular(path, _LIMIT), object_pairs_hook=unique_keys)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). Check the path.") from error
-    except (ValueError, RecursionError):  # its text would quote the file
+    except (ValueError, RecursionError):  # the error's own text would quote the file
         raise DataError(
             f"{path} is not JSON with unique keys. Write it again with LEAF's scripts."
         ) from None

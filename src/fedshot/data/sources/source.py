@@ -1,4 +1,4 @@
-"""The interface of a source of data, and where sources find their files."""
+"""The interface of a data source, and helpers that find its files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedshot.data.sources.publishers import PUBLISHERS
 
 
 class Source(Protocol):
-    """A source of data; its fields are its options."""
+    """Interface of a data source; its fields are its options."""
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read the data; `data_dir` is the folder of downloaded datasets."""
@@ -40,10 +40,10 @@ def dataset_folder(data_dir: Path | None, source: str, wanted: str) -> Path:
 
 
 def find_images(folder: Path, source: str, file: str | None, known: tuple[str, ...]) -> Path | None:
-    """Return the file or folder of images below a dataset's folder, or None.
+    """Return the file or folder of images in a dataset's folder, or None.
 
-    That is `file` if it is given, else the first of `known` that exists, else the only .zip.
-    Raises DataError if `file` does not exist, or for several .zip files.
+    It is `file` if given, else the first of `known` that exists, else the only .zip. Raises
+    DataError if `file` does not exist, or if there are several .zip files to choose from.
     """
     if file is not None:
         if not (folder / file).exists():

@@ -33,14 +33,14 @@ _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
 class Texts(TextOptions, Source):
     """Texts from a table with a header (.csv, .tsv), or from JSON (.jsonl, .json), in UTF-8.
 
-    Cells of a table are separated by commas, tabs or semicolons, whichever its header has. JSON is
-    an object or an array on every line, or one array of them; keys of an array are its positions.
+    Columns of a table are separated by commas, tabs or semicolons, as in its header. JSON has a row
+    (an object or an array) on every line, or is one array of rows. Keys of an array are positions.
 
     Args:
         path: the file, relative to the working directory.
         text: the column, or key, of the text; "0" for the first value of an array.
-        label: the column of the class, a word or a number.
-        user: the column of the user, if known; only a number from 0 on is kept.
+        label: the column, or key, of the class, which is a word or a number.
+        user: the column, or key, of the user, if known; users are stored as numbers from 0 on.
     """
 
     path: str
@@ -69,7 +69,7 @@ class Texts(TextOptions, Source):
 def labelled(
     name: str, x: Pixels | Tokens, labels: Sequence[str], users: Sequence[int] | None
 ) -> Dataset:
-    """Return a dataset whose classes are the different labels, sorted.
+    """Return a dataset whose classes are the distinct labels, sorted.
 
     Raises DataError if most texts, or most of their words, have no vector.
     """
@@ -86,11 +86,11 @@ def labelled(
 
 
 def table_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (file and line, row) of a table with a header, or of JSON.
+    """Yield (position, row) of each row of a table or a JSON file; errors name the position.
 
     Args:
-        path: the file; JSON by its suffix, otherwise a table.
-        columns: the columns to find in the header, which decide the separator of a table.
+        path: the file; its suffix tells JSON from a table.
+        columns: columns expected in a table's header; the separator that finds most is used.
     """
     if path.suffix.lower() in _JSON:
         yield from json_rows(path)
@@ -123,10 +123,9 @@ def table_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict
 
 
 def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (file and line, row) of JSON lines, or (file and row, row) of one array of rows.
+    """Yield (position, row) of JSON lines, or of one JSON array of rows; errors name the position.
 
-    The keys of a row that is an array are its positions, "0", "1" and so on. Blank lines are
-    skipped.
+    The keys of a row that is an array are "0", "1" and so on. Blank lines are skipped.
     """
     with _readable(path), open_regular(path) as file:
         lines = _lines(path, file)
@@ -152,7 +151,7 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def csv_rows(path: Path, encoding: str, separator: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """Yield (number of its first line, cells) of each row; blank lines are skipped."""
+    """Yield (number of the row's first line, cells) of each row; blank lines are skipped."""
     n, ended = 1, False
 
     def lines(file: io.TextIOWrapper) -> Iterator[str]:
@@ -199,7 +198,7 @@ def csv_rows(path: Path, encoding: str, separator: str = ",") -> Iterator[tuple[
 
 
 def label_of(where: str, row: dict[str, Any], key: str) -> str:
-    """Return a label or a user. Errors do not quote it, since it may be a person's name."""
+    """Return a row's label or user. Errors do not quote the value: it may be a person's name."""
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise DataError(f"{where}: {_missing(key, row)}")
@@ -243,7 +242,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) of the lines that are not blank."""
+    """Yield (line number, line) for each line that is not blank."""
     n = 0
     while line := file.readline(_MAX_LINE):
         n += 1
@@ -258,7 +257,7 @@ def _parsed(data: bytes) -> Any:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises ValueError for a duplicate key."""
+    """Return the JSON object with these pairs. Raises ValueError for a duplicate key."""
     made = dict(pairs)
     if len(made) < len(pairs):
         raise _DuplicateKeyError(f"the key {first_twice(key for key, _ in pairs)!r} occurs twice")
@@ -275,7 +274,7 @@ def _not_json(error: Exception) -> str:
 
 
 def _document(path: Path, n: int) -> list[Any]:
-    """Return the rows of a file that is one JSON array; its content begins on line n."""
+    """Return the rows of a file that is one JSON array; `n` is the first line not blank."""
     if path.stat().st_size > _MAX_DOCUMENT:
         raise DataError(
             f"{path}, line {n}: not a JSON object, and the file is larger than {_MAX_DOCUMENT} "
@@ -310,5 +309,5 @@ def _row(where: str, value: Any) -> dict[str, Any]:
 
 
 def _breaks(cell: str) -> int:
-    """Return how many line ends a cell holds."""
+    """Return the number of line breaks in a cell."""
     return cell.count("\n") + cell.count("\r") - cell.count("\r\n")

@@ -1,6 +1,6 @@
 """tieredImageNet: 608 classes of ImageNet in 34 superclasses, 779,165 photographs.
 
-Source and split: Ren et al. 2018 (351, 97 and 160 classes; no superclass in two parts).
+Source and split: Ren et al. 2018 (351, 97 and 160 classes; each superclass is in one part only).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _COUNTS = (351, 97, 160)
 class TieredImageNet(ImageNetSubset):
     """Photographs from `<data_dir>/tieredimagenet`: one .zip, or folders, with a folder per class.
 
-    A class folder is named by the class's ImageNet number (n01530575) and may lie at any depth,
-    such as in `train/`, `val/` and `test/`. `train.csv`, `val.csv` and `test.csv`
-    (`class,superclass`) replace the published lists of 351, 97 and 160 classes if they exist.
+    A class folder has the class's ImageNet number as its name (n01530575) and may be at any depth,
+    such as in `train/`, `val/` and `test/`. The files `train.csv`, `val.csv` and `test.csv`
+    (`class,superclass`), if they exist, replace the published lists of 351, 97 and 160 classes.
     """
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read all images, the first time into the cache (16.5 GB at 84 pixels)."""
+        """Return the dataset; the first call decodes all images to the cache (16.5 GB at 84 px)."""
         folder = dataset_folder(data_dir, "tiered_imagenet", "a zip or folder of its images")
         place = self.find(folder, "tiered_imagenet")
         lists = class_lists(folder)
@@ -67,7 +67,7 @@ class TieredImageNet(ImageNetSubset):
 
 
 def class_lists(folder: Path) -> dict[str, list[str]]:
-    """Return the classes of each part, from the csv files in the folder if they exist."""
+    """Return part -> classes, from csv files in the folder, or else the published lists."""
     paths = [folder / f"{part}.csv" for part in PUBLISHED]
     if not all_exist(paths):
         return {part: list(names) for part, names in packaged("tiered_imagenet").items()}

@@ -1,7 +1,7 @@
-"""Tokenise text, close to how the words of GloVe 6B were tokenised.
+"""Tokenise text, much as the corpus of GloVe 6B was tokenised.
 
-The text is lower-cased and normalised (NFC, curly apostrophes become straight). Then, from left to
-right, the first of these patterns that matches is a token:
+The text is lower-cased and normalised (NFC; curly apostrophes become straight). From left to right,
+the first of these patterns that matches gives the next token:
 
 | token | examples |
 |---|---|
@@ -15,9 +15,9 @@ right, the first of these patterns that matches is a token:
 | two or more dots, two or more dashes | `...`, `--`, however many there were |
 | a run of one other mark, once | `!` for `!!!`, `-`, `$` |
 
-A joiner within a word stays in it. Other invisible characters (control characters, other joiners,
-variation selectors) are skipped, so an emoji composed of several is several tokens. Words of a
-language written without spaces stay together.
+A zero-width joiner within a word is part of the token. Other invisible characters (control
+characters, other joiners, variation selectors) are skipped, so a composed emoji gives several
+tokens. Words of a language written without spaces are not separated.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _SPECIAL = {"url": URL, "email": EMAIL, "user": USER, "dots": "...", "dashes": "
 _NEGATION = re.compile(r"(?<=[^\W_])(?=n't(?![^\W_]))")
 _STRAIGHT = str.maketrans({"\u2019": "'", "\u02bc": "'", "`": "'"})
 
-# Possessive quantifiers (`++`) prevent catastrophic backtracking. MARKS stands for the combining
-# marks, for which `re` has no class.
+# Possessive quantifiers (`++`) prevent catastrophic backtracking. MARKS is replaced by the
+# combining marks, for which `re` has no class.
 _TOKEN = r"""
       (?P<url> https?://\S++ | www\.[^\W_]\S*+ )
     | (?P<email> [\w.+-]{1,64}+@[\w-]{1,63}+(?:\.[\w-]{1,63}+)++ )
@@ -54,7 +54,7 @@ _TOKEN = r"""
 
 @cache
 def _token(ascii_only: bool) -> re.Pattern[str]:
-    """Return the pattern of a token; a faster one, without combining marks, for ASCII."""
+    """Return the pattern of a token; ASCII text has a faster pattern, without combining marks."""
     marks = r"\u0300" if ascii_only else _marks()
     return re.compile(_TOKEN.replace("MARKS", marks), re.VERBOSE)
 

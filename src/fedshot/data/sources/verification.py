@@ -1,4 +1,4 @@
-"""Compare a dataset on this machine with its publisher's: hashes, counts, splits."""
+"""Compare a dataset on this machine with the publisher's dataset: hashes, counts, splits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Whole:
-    """Numbers of the publisher's complete dataset."""
+    """Counts of the publisher's complete dataset."""
 
     images: int
     classes: int
@@ -69,7 +69,7 @@ def published_size(name: str) -> int | None:
 def check(name: str, data_dir: Path) -> list[Finding]:
     """Check a dataset's files, images, classes and splits, and return the findings.
 
-    Every image is read again, so this takes longer than loading. Raises DataError for a dataset
+    Every image is read again, so a check takes longer than loading. Raises DataError for a dataset
     that fedshot cannot check.
     """
     if name not in SOURCES or name not in PUBLISHERS:

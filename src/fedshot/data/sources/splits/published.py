@@ -1,7 +1,7 @@
 """The published class splits of few-shot image datasets, as lists of class names.
 
-They come with fedshot, so that the publisher's images suffice; lists beside the data replace them.
-Sources of the lists:
+The lists are part of fedshot, so that a user needs only the publisher's images. Lists beside the
+data replace them. Sources of the lists:
 
 - omniglot.json: Vinyals et al. 2016 without rotations, as in renmengye/few-shot-ssl-public.
 - cifar100.json: FC100 (Oreshkin et al. 2018, by superclass) and CIFAR-FS (Bertinetto et al. 2019).
@@ -28,7 +28,7 @@ PUBLISHED = ("train", "val", "test")  # the names of the same parts in the publi
 
 
 def packaged(name: str) -> dict[str, Any]:
-    """Return the contents of one of the JSON files of this folder."""
+    """Return the content of `name`.json, one of the lists that are part of fedshot."""
     text = resources.files(__package__).joinpath(f"{name}.json").read_text(encoding="utf-8")
     loaded: dict[str, Any] = json.loads(text)
     return loaded
@@ -48,7 +48,7 @@ def all_exist(paths: Sequence[Path]) -> bool:
 
 
 def read_split_files(paths: Sequence[Path]) -> dict[str, list[str]] | None:
-    """Return the class names in the three split files, by part, or None without these files."""
+    """Return part -> class names from the three split files, or None if they do not exist."""
     if not all_exist(paths):
         return None
     return {part: read_text(path).split() for part, path in zip(PARTS, paths, strict=True)}
@@ -63,7 +63,7 @@ def read_text(path: Path) -> str:
 
 
 def csv_rows_of(where: object, text: str) -> list[list[str]]:
-    """Return the rows of a csv text that are not empty; `where` is named in errors."""
+    """Return the rows of a csv text that are not empty; errors name `where`, its file."""
     try:
         return [row for row in csv.reader(text.splitlines()) if row]
     except csv.Error as error:
@@ -79,9 +79,9 @@ def to_split(
     """Return the class split given by three lists of names.
 
     Args:
-        where: what errors name: one thing, or a list of the three files.
-        lists: the class names of each part.
-        class_names: those of the dataset.
+        where: what errors name as the origin of the lists: one name, or a list of the three files.
+        lists: part -> class names.
+        class_names: class names of the dataset.
         counts: the number of classes that each part must have, if known.
     """
     places = where if isinstance(where, list) else [where] * len(PARTS)
