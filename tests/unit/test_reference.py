@@ -43,7 +43,7 @@ def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str])
         ([], "model.backbone  mlp, conv4, resnet12, gru, bilstm"),
         (["run"], "--run.rounds (a whole number; default 100)"),
         (["model.head"], "cosine     Logits are `scale` times"),
-        (["model.head", "none"], "No head, for methods that answer from the features."),
+        (["model.head", "none"], "No head, for methods that classify from the features."),
         (["model.head", "cosine"], "--model.head.scale (a number; default 10.0)"),
         (["partition", "iid"], "--partition.clients (a whole number; default 10)"),
         (["data", "folder"], "--data.path (a text; must be given)"),
