@@ -131,7 +131,7 @@ def outcome(run: Path, name: str, command: str, seed: int, place: Path) -> int:
 
 
 COUNTS = {"status": 50, "compare": 50, "report": 24, "export": 14, "resume": 10, "evaluate": 10}
-SLOW = {command: 40 * n for command, n in COUNTS.items()}
+SLOW = {command: 8 * n for command, n in COUNTS.items()}
 
 
 @pytest.mark.timeout(1800)
