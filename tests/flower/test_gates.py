@@ -57,7 +57,7 @@ def test_a_client_that_speaks_plain_text_is_turned_away(ground: Ground, tmp_path
     import httpx
 
     with pytest.raises(httpx.TransportError):
-        httpx.messenger(
+        httpx.post(
             f"http://{ground.address()}/v1/fleet/activate-node", content=b"", timeout=LONG
         )
     assert "does not speak plain text" in refused(node(ground, tmp_path))
@@ -82,13 +82,13 @@ def test_without_the_token_nobody_registers_or_begins_a_run(ground: Ground) -> N
         for path in ("control/start-run", "control/register-node", "control/list-nodes",
                      "runtime/acquire-task", "runtime/push-messages"):  # fmt: skip
             for headers in ({}, {"x-fedshot-token": "0" * 64}):
-                reply = client.messenger(f"/v1/{path}", content=b"", headers=headers)
+                reply = client.post(f"/v1/{path}", content=b"", headers=headers)
                 assert reply.status_code == 403, path
         for name, request in (
             ("pull-messages", PullMessagesRequest(node=Node(node_id=7))),
             ("activate-node", ActivateNodeRequest(public_key=key, heartbeat_interval=10.0)),
         ):
-            unsigned = client.messenger(
+            unsigned = client.post(
                 f"/v1/fleet/{name}", content=request.SerializeToString(),
                 headers={"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE},
             )  # fmt: skip
