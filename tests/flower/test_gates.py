@@ -57,9 +57,7 @@ def test_a_client_that_speaks_plain_text_is_turned_away(ground: Ground, tmp_path
     import httpx
 
     with pytest.raises(httpx.TransportError):
-        httpx.post(
-            f"http://{ground.address()}/v1/fleet/activate-node", content=b"", timeout=LONG
-        )
+        httpx.post(f"http://{ground.address()}/v1/fleet/activate-node", content=b"", timeout=LONG)
     assert "does not speak plain text" in refused(node(ground, tmp_path))
 
 

@@ -340,9 +340,9 @@ class _Maker:
     def __call__(self, model: Model, classes: tuple[int, ...], clients: int) -> Method[Any]:
         cls = METHODS[self.name]
         redealt = isinstance(self.partition, Redealt)
-        told = {"classes": classes, "clients": clients, "redealt": redealt}
-        asks = {field.name for field in fields(cls)} & told.keys()
-        known: dict[str, Any] = {name: told[name] for name in asks}
+        given = {"classes": classes, "clients": clients, "redealt": redealt}
+        asks = {field.name for field in fields(cls)} & given.keys()
+        known: dict[str, Any] = {name: given[name] for name in asks}
         with with_option_path("method", cls):
             made: Method[Any] = cls(model=model, episode=self.episode, **known, **self.chosen)
         return made

@@ -12,12 +12,11 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypeVar, overload
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -38,7 +37,7 @@ from fedshot.data.episodes.own_class_tasks import own_tasks
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
 from fedshot.learners.feature_cache import EpisodeIndex
-from fedshot.learners.learner import EvalEpisode, Held
+from fedshot.learners.learner import EvalEpisode, Held, LazyEpisodes
 from fedshot.protocol.method import Prediction
 
 _MIN_CLIENTS = 4  # with fewer clients, none counts as far below the others
@@ -105,24 +104,6 @@ class TestOptions:
     def spec(self) -> EpisodeSpec:
         """The shape of an episode."""
         return EpisodeSpec(self.way, self.shot, self.query)
-
-
-class LazyEpisodes(Sequence[EvalEpisode]):
-    """Episodes that are built on access."""
-
-    @overload
-    def __getitem__(self, u: int) -> EvalEpisode: ...
-    @overload
-    def __getitem__(self, u: slice) -> list[EvalEpisode]: ...
-    def __getitem__(self, u: int | slice) -> EvalEpisode | list[EvalEpisode]:
-        if isinstance(u, slice):
-            return [self[i] for i in range(*u.indices(len(self)))]
-        if not 0 <= u < len(self):
-            raise IndexError(u)
-        return self._build(u)
-
-    @abstractmethod
-    def _build(self, u: int) -> EvalEpisode: ...
 
 
 class EvalEpisodes(LazyEpisodes):

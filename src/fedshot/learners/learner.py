@@ -18,8 +18,9 @@ statistics belong to adapted weights; the inner steps would diverge with them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, overload
 
 from torch import Tensor
 
@@ -62,6 +63,24 @@ class EvalEpisode(NamedTuple):
     query_x: Tensor  # uint8 [queries, height, width, channels]
     classes: Tensor  # int64 [way], the dataset's class numbers
     held: Held | tuple[()] = ()  # set if a group of clients shares the episode
+
+
+class LazyEpisodes(Sequence[EvalEpisode]):
+    """Episodes that are built on access."""
+
+    @overload
+    def __getitem__(self, u: int) -> EvalEpisode: ...
+    @overload
+    def __getitem__(self, u: slice) -> list[EvalEpisode]: ...
+    def __getitem__(self, u: int | slice) -> EvalEpisode | list[EvalEpisode]:
+        if isinstance(u, slice):
+            return [self[i] for i in range(*u.indices(len(self)))]
+        if not 0 <= u < len(self):
+            raise IndexError(u)
+        return self._build(u)
+
+    @abstractmethod
+    def _build(self, u: int) -> EvalEpisode: ...
 
 
 class Learner(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import overload
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from fedshot.core.tree import Tree
 from fedshot.learners.classification import Classifier
 from fedshot.learners.feature_cache import FeatureCache, features_of, worth_caching
-from fedshot.learners.learner import EvalEpisode
+from fedshot.learners.learner import EvalEpisode, LazyEpisodes
 from fedshot.learners.probe import FeatureProbe
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.method import Prediction, predict_at_server, predict_from_features
@@ -72,7 +71,7 @@ def _of_rows(cache: FeatureCache, h: Tensor, u: int) -> EvalEpisode:
     return EvalEpisode(h[sheet.support], sheet.support_y, h[sheet.query], torch.arange(sheet.way))
 
 
-class _Embedded(Sequence[EvalEpisode]):
+class _Embedded(LazyEpisodes):
     """Episodes that are computed when accessed, with the client that owns each, if any."""
 
     def __init__(
@@ -83,13 +82,5 @@ class _Embedded(Sequence[EvalEpisode]):
     def __len__(self) -> int:
         return self._n
 
-    @overload
-    def __getitem__(self, u: int) -> EvalEpisode: ...
-    @overload
-    def __getitem__(self, u: slice) -> list[EvalEpisode]: ...
-    def __getitem__(self, u: int | slice) -> EvalEpisode | list[EvalEpisode]:
-        if isinstance(u, slice):
-            return [self[i] for i in range(*u.indices(len(self)))]
-        if not 0 <= u < len(self):
-            raise IndexError(u)
+    def _build(self, u: int) -> EvalEpisode:
         return self._make(u)

@@ -7,9 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from fedshot.evaluation.episodic_test import LazyEpisodes
 from fedshot.learners.feature_cache import EpisodeIndex
-from fedshot.learners.learner import EvalEpisode
+from fedshot.learners.learner import EvalEpisode, LazyEpisodes
 from fedshot.use.inputs import padded
 
 CHUNK = 256  # maximum number of queries of an episode, which bounds the memory

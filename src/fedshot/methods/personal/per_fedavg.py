@@ -126,14 +126,14 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Take the outer steps from w; send the change."""
         w, stats = down["theta"], down["stats"]
-        told: list[dict[str, Tensor]] = []
+        metrics: list[dict[str, Tensor]] = []
         noise = Mode(seed=drawn.seed)
         for s, step in enumerate(drawn.steps):
             gradients = self.outer_gradient(w, stats, step, noise.layer(s))
             w = tree.map(lambda a, g: a - self.beta * g, w, gradients.grads)
-            stats, told = gradients.stats, told + gradients.metrics
+            stats, metrics = gradients.stats, metrics + gradients.metrics
         up = changes({"theta": w, "stats": stats}, down)
-        return Reply(up, private, 1.0, mean_metrics(told))
+        return Reply(up, private, 1.0, mean_metrics(metrics))
 
     def round(
         self, server: ModelState, clients: Clients, key: Key
