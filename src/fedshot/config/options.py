@@ -102,8 +102,8 @@ def summary(cls: type[Any]) -> str:
 @cache
 def descriptions(cls: type[Any]) -> dict[str, str]:
     """Return the description of each field of a dataclass, from the docstring's `Args:`."""
-    bases = [base for base in reversed(cls.__mro__) if is_dataclass(base)]
-    found = [one for base in bases for one in docstring_parser.parse(base.__doc__ or "").params]
+    docs = [base.__doc__ or "" for base in reversed(cls.__mro__)]
+    found = [one for text in docs for one in docstring_parser.parse(text).params]
     return {one.arg_name: " ".join((one.description or "").split()) for one in found}
 
 

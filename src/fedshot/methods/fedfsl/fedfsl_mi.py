@@ -46,9 +46,9 @@ from fedshot.protocol.method import diagnostic
 class FedFSLMI(RegularizedMaml):
     """MAML with predictions regularized towards a reference model, averaged over clients.
 
+    The other options are those of `FederatedMaml`.
+
     Args:
-        model: backbone and head; the head is as wide as the widest episode.
-        episode: shape of the training episodes.
         gamma: weight of the divergence from the reference's predictions; 0 is FedFSL-naive.
         reference: the model that predictions stay near: "global", or "exclusive", the average of
             the other clients.
@@ -57,14 +57,6 @@ class FedFSLMI(RegularizedMaml):
         mode: where the ratio of probabilities is clipped: "strict" in the gradient; "paper" inside
             the logarithm, as in the revised version; "v1" nowhere, as in the first version.
         epsilon: the clipped ratio stays within 1 - epsilon and 1 + epsilon.
-        inner: how a model adapts to a support set.
-        local_steps: optimiser steps per local update.
-        episodes_per_step: episodes whose gradients are averaged in a step.
-        optimizer: the clients' optimiser for the outer steps.
-        common_questions: synthetic episodes on which each client uploads its predictions in every
-            round, to report their `divergence`; 0 for none. It does not affect training.
-        weigh_by: weight of a client in the mean: its "episodes", |B_k|, or its "examples", n_k.
-        optimizer_state: "reset" the client's optimiser in every round, or "keep" its state.
     """
 
     name: ClassVar[str] = "fedfsl_mi"

@@ -67,9 +67,9 @@ class MIAdvData(NamedTuple):
 class FedFSLMIAdv(RegularizedMaml):
     """MAML with features trained against two heads, averaged over clients.
 
+    The other options are those of `FederatedMaml`.
+
     Args:
-        model: backbone and head; the head is as wide as the widest episode.
-        episode: shape of the training episodes.
         gamma: weight of the divergence from the reference's predictions.
         eta: weight of the heads' disagreement in stage 1.
         lambda_adv: weight of the heads' disagreement in stage 2, lambda.
@@ -87,13 +87,7 @@ class FedFSLMIAdv(RegularizedMaml):
             null: the default of `mode`.
         min_prob: smallest probability in the logarithms of the disagreement.
         max_grad_norm: largest norm of a gradient of stage 1; 0 for no limit.
-        inner: how a model adapts to a support set.
         local_steps: optimiser steps per local update, of the heads and of the backbone each.
-        episodes_per_step: episodes whose gradients are averaged in a step.
-        optimizer: the clients' optimiser for the outer steps.
-        common_questions: synthetic episodes on which each client uploads its predictions in every
-            round, to report their `divergence`; 0 for none. It does not affect training.
-        weigh_by: weight of a client in the mean: its "episodes", |B_k|, or its "examples", n_k.
         optimizer_state: "reset" the backbone's optimiser in every round, or "keep" its state; the
             optimiser of the heads is always reset, as the second head is.
     """

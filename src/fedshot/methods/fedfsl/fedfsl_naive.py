@@ -23,17 +23,7 @@ from fedshot.protocol.method import diagnostic
 class FedFSLNaive(FederatedMaml):
     """MAML, averaged over clients.
 
-    Args:
-        model: backbone and head; the head is as wide as the widest episode.
-        episode: shape of the training episodes.
-        inner: how a model adapts to a support set.
-        local_steps: optimiser steps per local update.
-        episodes_per_step: episodes whose gradients are averaged in a step.
-        optimizer: the clients' optimiser for the outer steps.
-        common_questions: synthetic episodes on which each client uploads its predictions in every
-            round, to report their `divergence`; 0 for none. It does not affect training.
-        weigh_by: weight of a client in the mean: its "episodes", |B_k|, or its "examples", n_k.
-        optimizer_state: "reset" the client's optimiser in every round, or "keep" its state.
+    The options are those of `FederatedMaml`.
     """
 
     name: ClassVar[str] = "fedfsl_naive"
