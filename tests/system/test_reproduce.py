@@ -82,7 +82,7 @@ def test_workers_end_with_their_parent(tmp_path: Path, asked: signal.Signals) ->
         _, err = process.communicate()
     assert children
     assert asked == signal.SIGKILL or process.returncode == 130
-    assert asked == signal.SIGKILL or "stopped; the same command goes on" in err
+    assert asked == signal.SIGKILL or "stopped; the same command continues" in err
     while any(alive(child) for child in children):
         time.sleep(0.05)
 
