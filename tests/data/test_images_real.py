@@ -103,20 +103,20 @@ def test_check_finds_no_problem(name):
 
 
 MEASURE = """
-import resource, sys, time
+import resource, sys
 from pathlib import Path
 from PIL import Image
 from fedshot.data.sources.cifar import Cifar100
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 import torch; torch.ones(8, 8) @ torch.ones(8, 8); Image.init()
-before, began = peak(), time.perf_counter()
+before = peak()
 dataset = Cifar100().load(Path(sys.argv[1]))
-print(peak() - before, time.perf_counter() - began, dataset.x.nbytes)
+print(peak() - before, dataset.x.nbytes)
 """
 
 
 @pytest.mark.slow
-def test_the_first_load_of_cifar_takes_ten_seconds_and_1_3_times_its_bytes(tmp_path):
+def test_the_first_load_of_cifar_takes_1_3_times_its_bytes(tmp_path):
     data_dir = needs("cifar100")
     answer = subprocess.run(
         [sys.executable, "-c", MEASURE, str(data_dir)],
@@ -125,6 +125,5 @@ def test_the_first_load_of_cifar_takes_ten_seconds_and_1_3_times_its_bytes(tmp_p
         text=True,
         check=True,
     )
-    added, seconds, raw = map(float, answer.stdout.split())
-    assert seconds < 10
+    added, raw = map(float, answer.stdout.split())
     assert added < 1.3 * raw
