@@ -197,10 +197,6 @@ REFUSED = {
 WHOLE = {"fl_proto", "fedfsl_mi_adv", "fsl_local, maml", "f2l", "frl", "pfedfsl", "synthetic"}
 assert METHODS.keys() > WHOLE
 
-# Of these the quick suite asks everything: a bank of models, and whatever can be exchanged.
-DEMANDING = {"pfedfsl", "synthetic"}
-assert WHOLE > DEMANDING
-
 FLEETS: tuple[FleetCase, ...] = (
     REFERENCE,
     THREADS,

@@ -247,7 +247,7 @@ def test_orders_for_a_node_that_is_away_do_not_pile_up(tmp_path: Path) -> None:
     fleet = on(net)
     run = Run(fleet).play(1)
     net.gone.add(2)
-    run.play(6)
+    run.play(3)
     lost = set(run.lost)
     run.play_unsealed()
     run.fleet.void(run.round)

@@ -273,7 +273,7 @@ def test_clients_of_two_and_of_four_classes_train_on_all_of_them(
     whole = {"way": 4, "query": 5, "classes": "up_to", "labels": "fixed"}
     change = {
         "episode": whole,
-        "method": {"name": method, "local_steps": 2},
+        "method": {"name": method, "local_steps": 1},
         "model": {"dtype": "float64"} | ({} if method == "fl_proto" else {"head": {"way": 4}}),
     }
     alone, stacked = (
@@ -330,7 +330,7 @@ def test_global_labels_of_clients_with_all_classes_are_fixed_ones(tmp_path: Path
     change = {
         "partition": {"name": "clusters", "clients": 3, "clusters": 1, "way": 10, "alpha": 1e4},
         "model": {"head": {"way": 10}},
-        "method": {"name": "fedfsl_mi_adv", "local_steps": 2},
+        "method": {"name": "fedfsl_mi_adv", "local_steps": 1},
         "run": {"rounds": 2, "cohort": 3},
     }
     shape = {"way": 10, "query": 5, "classes": "up_to"}

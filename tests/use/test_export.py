@@ -88,7 +88,8 @@ def test_a_torch_program_gives_the_runs_features(kind: str, tmp_path: Path) -> N
     equal(run, asked, found if isinstance(found, tuple) else (found,))
 
 
-@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_onnx_runtime_gives_the_runs_features(kind: str, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -102,7 +103,7 @@ def test_onnx_runtime_gives_the_runs_features(kind: str, tmp_path: Path) -> None
     equal(run, asked, tuple(torch.from_numpy(one) for one in found))
 
 
-@pytest.mark.parametrize("to", ["torch-export", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("to", ["safetensors", *slow("torch-export", "onnx")])
 def test_texts_are_exported_with_their_words(
     to: Any, texts: tuple[Experiment, list[str]], tmp_path: Path  # noqa: F811
 ) -> None:  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covering import covering
+from covering import covering, slow
 from fedshot.config.load import Config
 from fedshot.config.registry import difference
 from fedshot.core import tree
@@ -117,7 +117,7 @@ def test_two_rounds_equal_the_stages_written_out(
 ) -> None:
     m = method(
         optimizer=opt, mode=mode, mi_in_stages=mi, eta=0.3, lambda_adv=0.4,
-        gamma=2.0, local_steps=3, episodes_per_step=2,
+        gamma=2.0, local_steps=2, episodes_per_step=2,
     )  # fmt: skip
     run = Run(m, tmp_path, 2)
     assert_rounds(2, run, lambda w, k: client_update(run, w, k))
@@ -147,7 +147,7 @@ def test_a_round_with_other_options_equals_the_stages_too(changes: Any, tmp_path
     assert_rounds(1, run, lambda w, k: client_update(run, w, k))
 
 
-@pytest.mark.parametrize("weigh_by", ["episodes", "examples"])
+@pytest.mark.parametrize("weigh_by", [*slow("episodes"), "examples"])
 def test_the_others_are_the_reference_here_too(weigh_by: Any, tmp_path: Path) -> None:
     run = Run(method(gamma=2.0, reference="exclusive", weigh_by=weigh_by), tmp_path, 2)
     if weigh_by == "examples":
