@@ -463,10 +463,10 @@ def group_exam(model: Model, way: Any = 3, by: Any = "shards", spare: int = 0) -
 
 
 def test_trained_for_some_rounds_and_tested_after_others(tmp_path: Path) -> None:
-    m = method(inner_rounds=3)
+    m = method(inner_rounds=2)
     run, episodic_test = Run(m, tmp_path), group_exam(CONV)
     by_rounds = {}
-    for rounds in (0, 1, 3):
+    for rounds in (0, 2):
         tested = replace(m, test_rounds=rounds)
         trained = replace(m, inner_rounds=rounds)
         answers = [
@@ -475,9 +475,9 @@ def test_trained_for_some_rounds_and_tested_after_others(tmp_path: Path) -> None
         ]
         assert all(torch.equal(a.logits, b.logits) for a, b in zip(*answers, strict=True))
         by_rounds[rounds] = answers[0][0].logits
-    assert not torch.equal(by_rounds[3], by_rounds[0])
+    assert not torch.equal(by_rounds[2], by_rounds[0])
     default = m.evaluate(run.server, run.clients, episodic_test.eval_episodes, Key(5))
-    assert torch.equal(default[0].logits, by_rounds[3])
+    assert torch.equal(default[0].logits, by_rounds[2])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
