@@ -27,9 +27,9 @@ test-flower: .venv/.flower
 # The lowest versions that pyproject.toml allows, all at once, in an environment of their own, torch
 # excepted, of which a second build is gigabytes: that, pytest and the rest are the main one's.
 FLOORS := .venv-floors
-FLOOR_TESTS := tests/unit/test_config.py tests/unit/test_storage.py tests/unit/test_data_sources.py \
-  tests/unit/test_reference.py tests/unit/test_reports_page.py tests/unit/test_reports_pictures.py \
-  tests/unit/test_reports_table.py tests/system/test_use_estimator.py
+FLOOR_TESTS := tests/config/test_config.py tests/core/test_storage.py tests/data/sources/test_sources.py \
+  tests/config/test_option_help.py tests/reports/test_page.py tests/reports/test_pictures.py \
+  tests/reports/test_table.py tests/use/test_estimator.py
 # On Python 3.11 alone: for later ones the lowest versions have no wheels.
 test-floors: $(STAMP)
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then $(MAKE) .floors; \

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from conformance.own import FLProtoMomentum
-from conformance.patchwork import Patchwork
+from conformance.synthetic_method import SyntheticMethod
+from conformance.tutorial_method import FLProtoMomentum
 from conformance.wire_messages import on_one_node
 from fedshot.conformance.checks import REFERENCE, THREADS, VECTORISED
 from fedshot.conformance.federation import FleetCase
@@ -162,11 +162,11 @@ METHODS: dict[str, Method[Any]] = {
     "heur_fedamp": HeurFedAMP(OWN, EPISODE, BASE, local_steps=1),
     "fedproto": FedProto(OWN, EPISODE, BASE, local_steps=1),
     "fl_proto_momentum": FLProtoMomentum(BODY, EPISODE, local_steps=2),
-    "patchwork": Patchwork(BODY, EPISODE, clients=CLIENTS, classes=CLASSES),
+    "synthetic": SyntheticMethod(BODY, EPISODE, clients=CLIENTS, classes=CLASSES),
 }
 
 UNTRAINED: dict[type[Any], str] = {
-    FRLFedAvg: "its rounds exchange nothing; see tests/oracles/test_frl_baselines.py",
+    FRLFedAvg: "its rounds exchange nothing; see tests/methods/frl/test_frl_baselines.py",
 }
 
 SECOND_FORMS = {
@@ -194,12 +194,8 @@ REFUSED = {
 }
 
 # One of each kind: averaged, private states, rounds inside a round, a bank of models.
-WHOLE = {"fl_proto", "fedfsl_mi_adv", "fsl_local, maml", "f2l", "frl", "pfedfsl", "patchwork"}
+WHOLE = {"fl_proto", "fedfsl_mi_adv", "fsl_local, maml", "f2l", "frl", "pfedfsl", "synthetic"}
 assert METHODS.keys() > WHOLE
-
-# Of these the quick suite asks everything: a bank of models, and whatever can be exchanged.
-DEMANDING = {"pfedfsl", "patchwork"}
-assert WHOLE > DEMANDING
 
 FLEETS: tuple[FleetCase, ...] = (
     REFERENCE,

@@ -1,10 +1,10 @@
 """Every test of this folder runs for each method on each fleet, in one of three suites.
 
-- Quick: each method trains and answers on threads as on the reference fleet; `patchwork` and
-  `pfedfsl` do so on every fleet, and all other tests run for them on the reference fleet.
+- Quick: each method trains and answers on threads as on the reference fleet; `synthetic` does so on
+  every fleet, and all other tests run for it on the reference fleet.
 - Slow: every method equals the reference on every fleet, its second forms on the vectorised fleet
   alone; all other tests run for every method on the reference fleet, second forms left out, and for
-  `patchwork` on every fleet.
+  `synthetic` on every fleet.
 - Exhaustive: the remaining pairs, for a change of a fleet. A fleet that trains and answers as the
   reference does has little left to get wrong.
 """
@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from conformance.cases import (
-    DEMANDING,
     FLEETS,
     METHODS,
     REFERENCE,
@@ -47,13 +46,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def marks(case: FleetCase, named: str, *, equality: bool, trouble: str | None) -> list[str]:
     """Return the marks of one test, by the rules at the head of this module."""
-    demanding, second = named in DEMANDING and not case.slow, named in SECOND_FORMS
+    demanding, second = named == "synthetic" and not case.slow, named in SECOND_FORMS
     if equality:
         quick = case is not REFERENCE and (demanding or (case.quick and not second))
         slow = case is VECTORISED if second else not case.slow or named in WHOLE
     else:
         quick = case is REFERENCE and demanding
-        slow = named == "patchwork" or (case is REFERENCE and not second)
+        slow = named == "synthetic" or (case is REFERENCE and not second)
         if trouble not in {None, "drop", "nan"} and named not in WHOLE:
             slow = False
     return [] if quick else ["slow"] if slow else ["slow", "exhaustive"]

@@ -34,7 +34,7 @@ from fedshot.nn.models.backbones import Conv4
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.method import Method
 
-ORACLES = Path(__file__).parents[1] / "oracles"
+METHOD_TESTS = Path(__file__).parents[1] / "methods"
 NARROW = Conv4(width=4, dropout=0.1)
 
 NOT_ASKED = {"model", "classes", "clients", "transformer.dropout"}
@@ -132,11 +132,14 @@ WHERE: dict[tuple[str, str], dict[str, Any]] = {
 """What else an option needs to act, by method and option."""
 
 ELSEWHERE = {
-    ("frl", "positions"): "test_few_round_loss.py",  # a map of several places
-    ("frl", "query_classes"): "test_frl_options.py",  # clients that lack classes
-    ("frl", "redealt"): "test_frl.py",  # another kind of client
-    ("frl_personal", "redealt"): "test_frl_baselines.py",
-    ("pfedfsl", "alone"): "test_pfedfsl.py",  # an example that is the only one of its class
+    ("frl", "positions"): "frl/test_losses_fused.py",  # a map of several places
+    ("frl", "query_classes"): "frl/test_frl_options.py",  # clients that lack classes
+    ("frl", "redealt"): "frl/test_frl.py",  # another kind of client
+    ("frl_personal", "redealt"): "frl/test_frl_baselines.py",
+    (
+        "pfedfsl",
+        "alone",
+    ): "personal/test_pfedfsl.py",  # an example that is the only one of its class
 }
 """The oracle of what needs other clients than these."""
 
@@ -220,7 +223,7 @@ def test_the_lists_name_options_that_there_are() -> None:
     assert {(name, path) for name, own in OF.items() for path in own} <= set(OPTIONS)
     assert set(OTHER) <= {path for _, path in OPTIONS}
     for (_, option), file in ELSEWHERE.items():
-        assert f"{option}=" in (ORACLES / file).read_text(encoding="utf-8"), (option, file)
+        assert f"{option}=" in (METHOD_TESTS / file).read_text(encoding="utf-8"), (option, file)
 
 
 @pytest.mark.slow

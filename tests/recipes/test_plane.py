@@ -35,8 +35,12 @@ def trained(folder: Path, **changes: Any) -> Experiment:
     return run
 
 
-def test_regions_and_points_are_those_of_the_method_s_answers(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run")
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    return trained(tmp_path_factory.mktemp("plane") / "run")
+
+
+def test_regions_and_points_are_those_of_the_method_s_answers(run: Experiment) -> None:
     marks = run.answer(run.setting.test).per_episode
     seen = plane(run, marks)["plane"]
     assert sorted(seen["classes"]) == ["5", "6", "7", "8", "9"]
@@ -67,8 +71,7 @@ def test_other_models_have_no_plane(tmp_path: Path, changes: dict[str, Any]) -> 
     assert plane(trained(tmp_path / "run", **changes), [0.0] * 5) == {}
 
 
-def test_the_figure_names_the_method_its_accuracy_and_every_class(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run")
+def test_the_figure_names_the_method_its_accuracy_and_every_class(run: Experiment) -> None:
     score = run.result().to_json()
     recipe = load("fedfsl-fig6")
     first = {"test": score, **plane(run, score["per_episode"])}

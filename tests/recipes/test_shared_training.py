@@ -29,13 +29,17 @@ FRL: dict[str, Any] = {"name": "frl", "variant": "proto", "inner_rounds": 2}
 HERE = {"commit": "0123", "machine": {"cores": 2, "machine": "x86", "torch": "2"}}
 
 
-def recipe(**rows: Any) -> Recipe:
+MLP = {"name": "mlp", "hidden": [8]}
+CONV4 = {"name": "conv4", "width": 4}
+
+
+def recipe(backbone: Any = MLP, **rows: Any) -> Recipe:
     """Few-round learning on digits; each row a method, and whose training is its own."""
     tree = changed(
         settings=changed()["settings"]
         | {
             "partition": {"name": "redealt", "clients": 4, "by": "iid"},
-            "model": {"backbone": {"name": "conv4", "width": 4}, "head": {"name": "linear"}},
+            "model": {"backbone": backbone, "head": {"name": "linear"}},
             "split": {"base": ["0-2"], "validation": ["3-5"], "novel": ["6-9"]},
             "episode": {"way": 3, "shot": 16, "query": 16},
             "test": {"way": 3, "shot": 16, "query": 8, "episodes": 2, "validation_episodes": 2,
@@ -109,7 +113,7 @@ def test_a_row_that_follows_has_the_numbers_of_its_own_training(
     pair: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lead, row = PAIRS[pair]
-    made = recipe(lead=lead, row=row)
+    made = recipe(CONV4, lead=lead, row=row)
     job = jobs(made, tmp_path / "one")["row/one"]
     assert job.do == "follow"
     told = done(job, monkeypatch)

@@ -15,9 +15,9 @@ from PIL import Image
 
 from fedshot.cli.main import main
 from fedshot.runs.experiment import Experiment
+from use.test_inputs import texts  # noqa: F401  (a fixture)
 
 from .runs import finished
-from .test_use_inputs import texts  # noqa: F401  (a fixture)
 
 PROTO: dict[str, Any] = {
     "method": {"name": "fl_proto", "local_steps": 2},

@@ -1,0 +1,184 @@
+"""A federation on loopback, and runs on it in this process or in one of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+
+from fedshot.config.load import Config
+from fedshot.core import storage, tree
+from fedshot.fleets.unreliable import Trouble, Unreliable
+from fedshot.protocol.exchange import Exchange, Fleet
+from fedshot.runs.checkpoint import Checkpoints
+from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import PreparedRun
+from fedshot.runs.recorder import Record
+from system.runs import merged
+
+from . import registered_method
+
+NODES, CLIENTS = 3, 6
+PROXIES = {"all_proxy": "socks5://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+"""Proxies that are not there; loopback goes without."""
+LONG = 120.0  # seconds that nothing here should take; the machine may be busy
+
+BASE: dict[str, Any] = {
+    "name": "small",
+    "data": {"name": "digits"},
+    "partition": {"name": "dirichlet", "clients": CLIENTS, "alpha": 10.0},
+    "episode": {"way": 5, "shot": 1, "query": 5},
+    "model": {"backbone": {"name": "mlp", "hidden": [16]}},
+    "run": {"rounds": 5, "cohort": 4, "validate_every": 2},
+    "test": {"episodes": 20, "validation_episodes": 10, "way": 2},
+    "split": {"base": ["0-4"], "validation": ["5", "6"], "novel": ["7-9"]},
+}
+"""All runs share data, partition and seed, hence the files that the nodes hold."""
+
+
+def setting(*changes: dict[str, Any]) -> PreparedRun:
+    """Return the setting of BASE with changes."""
+    return PreparedRun(Config.of(merged(BASE, *changes)))
+
+
+class LocalFederation:
+    """A folder with a federation that was prepared and started as `up` does it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stack = ExitStack()
+        self._made = 0
+        self.said: list[str] = []
+
+    def __enter__(self) -> LocalFederation:
+        from fedshot.deploy.flower import local
+
+        local.PROGRAM = [sys.executable, str(Path(registered_method.__file__))]
+        local.prepare(self.folder, setting(), NODES)
+        self.home, self.children = self._stack.enter_context(
+            local.federation(self.folder, NODES, self.said.append, env=PROXIES)
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def new_folder(self) -> Path:
+        """Return a folder for a run."""
+        self._made += 1
+        return self.folder / f"run-{self._made}"
+
+    @contextmanager
+    def experiment(
+        self, *changes: dict[str, Any], deadline: float = LONG, folder: Path | None = None
+    ) -> Iterator[Experiment]:
+        """Yield an experiment whose clients live on the nodes."""
+        from fedshot.deploy.flower.flower_runs import Deployment, open_experiment
+
+        folder = folder or self.new_folder()
+        known = (folder / "flower.json").exists()
+        deployment = (
+            Deployment.read(folder) if known else Deployment.new(str(self.home.folder), 0, deadline)
+        )
+        with open_experiment(
+            setting(*changes), folder, deployment, self.home, self.said.append, wait=LONG
+        ) as made:
+            yield made
+
+    def child(self, name: str) -> Any:
+        """Return the newest process of a name."""
+        return [child for child in self.children.all if child.name == name][-1]
+
+    def address(self) -> str:
+        """Return host and port of the server."""
+        return self.home.address()[0]
+
+    def start_node(self, i: int) -> None:
+        """Start a node again."""
+        from fedshot.deploy.flower import local
+
+        words = local.node_command(self.folder, i, self.address())
+        self.children.start(f"node-{i}", words, self.folder / "logs" / f"node-{i}.log")
+
+    def private(self, experiment: Experiment) -> dict[str, str]:
+        """Return the hash of the newest private state of every client, as the nodes hold them."""
+        from fedshot.deploy.flower.flower_runs import Deployment
+
+        run = Deployment.read(experiment.folder).run
+        return newest(self.folder.glob(f"node-*/state/{run}/clients/*"))
+
+
+def newest(clients: Iterator[Path]) -> dict[str, str]:
+    """Return the hash of the newest state in each client's folder."""
+    found = {}
+    for client in clients:
+        held = sorted(client.glob("*.safetensors")) if client.is_dir() else []
+        if held:
+            found[client.name] = storage.read(held[-1])[2]
+    return found
+
+
+def alone(
+    folder: Path, *changes: dict[str, Any], faults: set[tuple[int, int]] = frozenset()
+) -> Experiment:
+    """Return a finished run on the sequential fleet, losing (round, client) as told."""
+
+    def plan(exchange: Exchange, client: int) -> Trouble | None:
+        return "drop" if (exchange.version[0], client) in faults else None
+
+    def elsewhere(here: Fleet) -> Fleet:
+        return Unreliable(here, plan)
+
+    made = Experiment(setting(*changes, {"run": {"fleet": "sequential"}}), folder, elsewhere)
+    for _ in made.run():
+        pass
+    return made
+
+
+def weights(folder: Path) -> str:
+    """Return the hash of the server's last state."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    flat, _, _ = storage.read(checkpoints.path(checkpoints.rounds()[-1]))
+    return tree.digest_of(flat.items())
+
+
+def lost(record: Record) -> set[tuple[int, int]]:
+    """Return (round, client) of those whose reply did not count."""
+    return {(record.round, fault["client"]) for fault in record.faults}
+
+
+def until(true: Callable[[], bool], what: str, seconds: float = LONG) -> None:
+    """Wait until something holds."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"waited {seconds:g} s for {what}"
+        time.sleep(0.02)
+
+
+def program(*words: object, **options: Any) -> subprocess.Popen[str]:
+    """Start fedshot, with the methods of these tests, in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, registered_method.__file__, *map(str, words)],
+        text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+    )  # fmt: skip
+
+
+def written(folder: Path, *changes: dict[str, Any]) -> Path:
+    """Write a configuration; return its file."""
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(merged(BASE, *changes)), encoding="utf-8")
+    return path

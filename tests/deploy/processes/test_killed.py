@@ -1,0 +1,193 @@
+"""Promises 2 and 5 on the real thing: nodes and servers that are killed at any instant."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .local_federation import (
+    LONG,
+    LocalFederation,
+    alone,
+    lost,
+    merged,
+    newest,
+    program,
+    setting,
+    until,
+    weights,
+    written,
+)
+
+PRIVATE = {"method": {"name": "fsl_local", "learner_name": "proto", "local_steps": 2}}
+
+
+def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_private_state(
+    federation: LocalFederation, tmp_path: Path
+) -> None:
+    """The round closes at its deadline with the others; what the node had half done is dropped."""
+    from fedshot.deploy.flower.flower_runs import Deployment
+
+    change = merged(PRIVATE, {"run": {"rounds": 6, "cohort": None}})
+    victim = federation.child("node-1")
+    faults: set[tuple[int, int]] = set()
+    with federation.experiment(change, deadline=15.0) as there:
+        states = (
+            federation.folder / "node-1" / "state" / Deployment.read(there.folder).run / "clients"
+        )
+
+        def strike() -> None:
+            until(lambda: any(states.glob("*/r000003-*.safetensors")), "work of round 3")
+            victim.process.kill()
+
+        killer = threading.Thread(target=strike)
+        killer.start()
+        for record in there.run():
+            faults |= lost(record)
+            if record.round == 3:
+                killer.join(LONG)
+                assert victim.ended
+                federation.start_node(1)
+                until(lambda: federation.child("node-1").tail.count("connected") >= 2, "the node")
+    assert faults == {(3, 1), (3, 4)}, "node-1 alone is lost, and comes back"
+    here = alone(tmp_path / "run", change, faults=faults)
+    assert federation.private(there) == newest((here.folder / "clients").glob("*"))
+
+
+def test_a_server_killed_and_resumed_ends_in_the_same_bits(
+    federation: LocalFederation, tmp_path: Path
+) -> None:
+    """First the process of the run, then the SuperLink under it; `fedshot resume` after each."""
+    change = merged(PRIVATE, {"name": "killed", "run": {"rounds": 14, "validate_every": 50}})
+    config, folder = written(tmp_path, change), tmp_path / "runs" / "killed"
+    words: list[Any] = ["flower", "run", "--config", config, "--out", tmp_path / "runs",
+                        "--folder", federation.home.folder, "--deadline", 60]  # fmt: skip
+    for life, reached in enumerate((2, 6)):
+        process = program(*words)
+        try:
+            until_round(folder, reached, process)
+            if life:
+                restart_server(federation)
+                _, err = process.communicate(timeout=LONG)
+                assert process.returncode == 75, err
+                assert "does not know this run any more" in err
+        finally:
+            process.kill()
+            process.communicate()
+        words = ["resume", folder]
+    ended = program(*words)
+    out, err = ended.communicate(timeout=LONG)
+    assert ended.returncode == 0, err
+    assert "on novel classes" in out
+    here = alone(tmp_path / "alone", change)
+    run = json.loads((folder / "flower.json").read_text())
+    assert run["life"] == 3
+    states = federation.folder.glob(f"node-*/state/{run['run']}/clients/*")
+    assert newest(states) == newest((here.folder / "clients").glob("*"))
+    assert weights(folder) == weights(here.folder)
+    assert [r["round"] for r in records(folder)] == list(range(15))
+    assert not [r["faults"] for r in records(folder) if r["faults"]]
+
+
+def restart_server(federation: LocalFederation) -> None:
+    """Kill the SuperLink, and start another at its address."""
+    from fedshot.deploy.flower.codec import LIMITS
+    from fedshot.deploy.flower.local import start_server
+    from fedshot.deploy.flower.server_folder import split_address
+
+    federation.child("server").process.kill()
+    federation.child("server").process.wait()
+    host, port = split_address(federation.address())
+    log = federation.folder / "logs" / "server.log"
+    start_server(federation.children, federation.home, host, port, LIMITS, log=log)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def rounds(folder: Path) -> int:
+    """Return the last round that has a record."""
+    return max((record["round"] for record in records(folder)), default=-1)
+
+
+def until_round(folder: Path, round: int, process: subprocess.Popen[str]) -> None:
+    """Wait for the record of a round of a run that goes on."""
+    until(lambda: rounds(folder) >= round or process.poll() is not None, f"round {round}")
+    assert process.poll() is None, process.communicate()
+
+
+def children_of(pid: int) -> set[int]:
+    """Return the processes that a process has started and that still run."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.add(int(path.parent.name))
+    return found
+
+
+def gone(pids: set[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_up_trains_and_takes_everything_down_again(tmp_path: Path) -> None:
+    """At its end, on Ctrl-C, and when it is killed; what it began can be gone on with."""
+    config = written(tmp_path, merged(PRIVATE, {"name": "up", "run": {"rounds": 400}}))
+    folder = tmp_path / "runs" / "up"
+    words = ("flower", "up", "--nodes", 2, "--config", config, "--out", tmp_path / "runs")
+    for kill, at in ((signal.SIGINT, 2), (signal.SIGKILL, 5)):
+        heed = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a child inherits what is ignored
+        process = program(*words)
+        signal.signal(signal.SIGINT, heed)
+        until_round(folder, at, process)
+        started = children_of(process.pid)
+        assert len(started) == 3, "a server and two nodes"
+        os.kill(process.pid, kill)
+        _, err = process.communicate(timeout=LONG)
+        until(lambda pids=started: gone(pids), "the children to end")
+        if kill == signal.SIGINT:
+            assert process.returncode == 130, err
+            assert f"o on with `fedshot resume {folder}`" in err
+        words = (*words, "--resume")
+    settings = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(settings.replace("rounds: 400", "rounds: 8"))
+    ended = program("resume", folder)
+    out, err = ended.communicate(timeout=LONG)
+    assert ended.returncode == 0, err
+    assert "on novel classes" in out
+    here = alone(tmp_path / "alone", PRIVATE, {"run": {"rounds": 8}})
+    found = newest(folder.glob("flower/node-*/state/*/clients/*"))
+    assert found == newest((here.folder / "clients").glob("*"))
+    logs = {path.name for path in (folder / "flower" / "logs").iterdir()}
+    assert logs == {"server.log", "node-0.log", "node-1.log"}
+
+
+def test_a_federation_without_a_run_leaves_no_process(tmp_path: Path) -> None:
+    """It is taken down at the end of its block, and when the block fails."""
+    from fedshot.deploy.flower import local
+
+    local.prepare(tmp_path, setting(), 2)
+    with (
+        suppress(KeyboardInterrupt),
+        local.federation(tmp_path, 2, lambda _: None) as (_, children),
+    ):
+        children.check()
+        started = {child.process.pid for child in children.all}
+        assert started <= children_of(os.getpid())
+        assert len(started) == 3, "a server and two nodes"
+        raise KeyboardInterrupt
+    assert gone(started)
+    assert not list((tmp_path / "server").rglob("*.db")), "what nodes send is on no disk"
