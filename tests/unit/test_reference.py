@@ -47,7 +47,7 @@ def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str])
         (["model.head", "cosine"], "--model.head.scale (a number; default 10.0)"),
         (["partition", "iid"], "--partition.clients (a whole number of at least 1; default 10)"),
         (["data", "folder"], "--data.path (a text; must be given)"),
-        (["method", "f2l"], "--method.inner.lr (a number of at least 0 or null; default null)"),
+        (["method", "f2l"], "--method.inner.lr (a number above 0 or null; default null)"),
         (["method", "fl_proto"], "of the clients: step size."),
     ],
 )
