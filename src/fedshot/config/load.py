@@ -191,7 +191,7 @@ def _drop_other_kind(below: Settings, given: Settings, path: str) -> str:
     if not isinstance(old, dict) or not isinstance(new, dict) or "name" not in new:
         return ""
     was, now = old.get("name", default), new["name"]
-    if was == now or was not in kinds or (now not in kinds and now != NO_HEAD):
+    if was == now or was not in [*kinds] or now not in [*kinds, NO_HEAD]:
         return ""
     had, has = ({} if kind == NO_HEAD else _types(kinds[kind], path) for kind in (was, now))
     lost = [key for key, value in old.items()

@@ -6,7 +6,7 @@ import difflib
 import json
 import types
 from collections.abc import Collection, Iterator
-from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -172,7 +172,7 @@ def words(hint: Any) -> str:
     if hint is types.NoneType:
         return "null"
     if origin is Annotated:
-        return f"{words(inner[0])} {_range(inner[1])}"
+        return f"{words(inner[0])}{_range(inner[1:])}"
     if origin is Literal:
         return joined([repr(word) for word in inner], "or")
     if origin in (Union, types.UnionType):
@@ -186,11 +186,13 @@ def words(hint: Any) -> str:
     return _TYPES.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def _range(field: Any) -> str:
-    """Describe the range of a number, such as "of at least 0 and below 1"."""
-    limits = (next(iter(asdict(limit).items())) for limit in field.metadata)
-    text = " and ".join(f"{_BOUNDS[name]} {bound}" for name, bound in limits)
-    return f"of {text}" if text.startswith("at ") else text
+def _range(marks: tuple[Any, ...]) -> str:
+    """Describe the range of a number, such as " of at least 0 and below 1"; "" without one."""
+    limits = [limit for mark in marks for limit in getattr(mark, "metadata", [mark])]
+    bounds = [(word, getattr(limit, name, None)) for limit in limits
+              for name, word in _BOUNDS.items()]  # fmt: skip
+    text = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
+    return (" of " if text.startswith("at ") else " " if text else "") + text
 
 
 def shown(value: Any) -> str:
