@@ -17,12 +17,12 @@ EVERY = [part for place in option_help.PATHS for part in option_help.parts(place
 @pytest.mark.parametrize("part", EVERY, ids=lambda part: f"{part.path}-{part.kind}")
 def test_everything_says_what_it_is(part: option_help.OptionSection) -> None:
     assert part.summary
-    assert [option.path for option, meaning in part.options() if not meaning] == []
+    assert [option.path for option in part.options() if not option.description] == []
 
 
 def test_every_option_of_a_configuration_is_listed() -> None:
     assert NO_HEAD in {part.kind for part in option_help.parts("model.head")}
-    listed = {option.path for part in EVERY for option, _ in part.options()}
+    listed = {option.path for part in EVERY for option in part.options()}
     for place, (kinds, default) in KINDS.items():
         for kind in kinds:
             assert kind in {part.kind for part in option_help.parts(place)}
@@ -41,13 +41,13 @@ def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str])
     ("words", "said"),
     [
         ([], "model.backbone  mlp, conv4, resnet12, gru, bilstm"),
-        (["run"], "--run.rounds (a whole number; default 100)"),
+        (["run"], "--run.rounds (a whole number of at least 1; default 100)"),
         (["model.head"], "cosine     Logits are `scale` times"),
         (["model.head", "none"], "No head, for methods that classify from the features."),
         (["model.head", "cosine"], "--model.head.scale (a number; default 10.0)"),
-        (["partition", "iid"], "--partition.clients (a whole number; default 10)"),
+        (["partition", "iid"], "--partition.clients (a whole number of at least 1; default 10)"),
         (["data", "folder"], "--data.path (a text; must be given)"),
-        (["method", "f2l"], "--method.inner.lr (a number or null; default null)"),
+        (["method", "f2l"], "--method.inner.lr (a number above 0 or null; default null)"),
         (["method", "fl_proto"], "of the clients: step size."),
     ],
 )

@@ -60,7 +60,7 @@ def test_the_key_path_is_put_before_an_option_of_the_part(text: str, told: str) 
         ),
         ({"method": {"name": "fedfomo", "epsilon": 3}}, "method.epsilon is 3"),
         ({"test": {"group": {"spare": 1}}}, "test.group.spare is 1 and clients is 0"),
-        ({"test": {"shot": 0}}, "test.shot is 0; expected at least 1"),
+        ({"test": {"shot": 0}}, "test.shot is 0; expected a whole number of at least 1"),
     ],
 )
 def test_a_run_that_is_refused_says_where_the_option_stands(

@@ -192,7 +192,9 @@ def test_products_are_counted_however_they_are_written(product: Any) -> None:
 
 
 def test_workers_are_refused_below_one() -> None:
-    with pytest.raises(ConfigError, match=r"run\.workers is 0; expected at least 1"):
+    with pytest.raises(
+        ConfigError, match=r"run\.workers is 0; expected a whole number of at least 1"
+    ):
         Config.of({"run": {"workers": 0}})
 
 

@@ -60,8 +60,11 @@ def refusal(
         ({"method": {"name": "fl_prot"}}, ["method.name is 'fl_prot'", "'fl_proto'"]),
         ({"data": {"name": "didgits"}}, ["data.name is 'didgits'", "Did you mean 'digits'?"]),
         ({"episode": {"shot": "one"}}, ["episode.shot", "one"]),
-        ({"run": {"rounds": 0}}, ["run.rounds is 0", "expected at least 1"]),
-        ({"run": {"quorum": 1.5}}, ["run.quorum is 1.5", "expected 1 at most"]),
+        ({"run": {"rounds": 0}}, ["run.rounds is 0", "a whole number of at least 1"]),
+        (
+            {"run": {"quorum": 1.5}},
+            ["run.quorum is 1.5", "expected a number of at least 0 and at most 1"],
+        ),
         ({"name": "../up"}, ["name is '../up'", "names a folder"]),
         ({"partition": {"name": "dirichlet", "clients": 0}}, ["clients is 0"]),
         (
@@ -71,7 +74,7 @@ def refusal(
         ({"split": {"base": ["0-3"], "novel": ["3-9"]}}, ["class number 3", "disjoint"]),
         ({"split": {"base": ["0-4"], "novel": ["ten"]}}, ["'ten'"]),
         ({"model": {"backbone": {"name": "mlp", "hidden": []}}}, ["hidden is []", "[64]"]),
-        ({"model": {"backbone": {"hidden": [10**14]}}}, ["hidden is 1", "expected 65536 at most"]),
+        ({"model": {"backbone": {"hidden": [10**14]}}}, ["hidden is [1", "of at most 65536"]),
         ({"model": {"pixel_std": float("inf")}}, ["pixel_std is inf", "finite"]),
         ({"run": {"cohort": 100}}, ["run.cohort is 100", "6 clients"]),
         ({"test": {"way": 1}}, ["test.way is 1", "expected at least 2"]),
@@ -94,7 +97,7 @@ def refusal(
                 "Lower episode.way, episode.shot or episode.query",
             ],
         ),
-        ({"run": {"threads": 10**20}}, ["run.threads is 1", "expected 1024 at most"]),
+        ({"run": {"threads": 10**20}}, ["run.threads is 1", "at most 1024"]),
         ({"method": {"name": ["fl_proto"]}}, ["method.name is ['fl_proto']"]),
         (
             {"method": {"name": "fedfsl_naive"}, "model": {"head": {"way": 3}}},

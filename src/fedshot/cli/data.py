@@ -13,6 +13,7 @@ from fedshot import reports
 from fedshot.cli.train import chosen_config
 from fedshot.core.console import say, tell
 from fedshot.core.errors import DataError
+from fedshot.core.text import count
 from fedshot.data.files.places import default_data_dir
 from fedshot.data.sources import fetch, verification
 from fedshot.data.sources.in_memory import InMemory
@@ -56,7 +57,7 @@ def check(options: argparse.Namespace) -> int:
     for finding in findings:
         say(str(finding))
     problems = sum(finding.level == "problem" for finding in findings)
-    say(f"{options.name}: {problems} problem{'' if problems == 1 else 's'}")
+    say(f"{options.name}: {count(problems, 'problem')}")
     return PROBLEM if problems else 0
 
 

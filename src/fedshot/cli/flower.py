@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedshot.cli.train import chosen_config, finish, going_on
+from fedshot.cli.train import chosen_config, config_to_resume, finish
 from fedshot.config.load import Config
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError
@@ -55,7 +55,7 @@ def _begin(options: argparse.Namespace, *, server: str, nodes: int) -> int:
         norms=options.norms, norm_multiple=options.norm_multiple,
     )  # fmt: skip
     if run_folder.begun(folder):
-        chosen = going_on(options, folder, chosen)
+        chosen = config_to_resume(options, folder, chosen)
         deployment = deployment.of_begun(folder)
     options.run_folder = folder
     return _train(options, _prepare(chosen, deployment, options), folder, deployment)

@@ -5,41 +5,36 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 Add = Callable[..., argparse.ArgumentParser]
-AddTo = Callable[[argparse.ArgumentParser], None]
 
 _PORT = 9092
 
 
-def add_flower(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    add: Add,
-    add_data_dir: AddTo,
-    add_tracker: AddTo,
-) -> None:
+def add_flower(commands: Commands, add: Add) -> None:
     """Add the command `flower` and its actions to the parser."""
     text = "train across machines, on Flower"
     flower = commands.add_parser("flower", help=text, description=f"{text[0].upper()}{text[1:]}.")
     actions = flower.add_subparsers(dest="action", required=True, metavar="ACTION")
 
-    def action(name: str, help: str, *, settings: bool = False) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = add(actions, name, help, settings=settings)
-        made.set_defaults(module="flower")
-        return made
+    def action(
+        name: str, help: str, *shared: str, settings: bool = False
+    ) -> argparse.ArgumentParser:
+        return add(actions, name, help, "flower", *shared, settings=settings)
 
-    run = action("run", "train on the nodes of a server, then test", settings=True)
+    usual = ("config", "out", "resume", "quiet", "json", "data-dir", "tracker")
+    text = "train on the nodes of a server, then test"
+    run = action("run", text, *usual, settings=True)
     run.add_argument("--folder", type=Path, default=Path("flower"), help="of the server (flower)")
     run.add_argument(
         "--tests", type=Path, help="folder of tests from `deal` or `pack`, used without the dataset"
     )
-    up = action("up", "start a server and nodes on this machine, train, and stop them",
-                settings=True)  # fmt: skip
+    text = "start a server and nodes on this machine, train, and stop them"
+    up = action("up", text, *usual, settings=True)
     up.add_argument("--nodes", type=int, default=3, help="number of nodes (3)")
     for command in (run, up):
-        command.add_argument("--config", type=Path, help="YAML file of settings")
-        command.add_argument("--out", type=Path, default=Path("runs"), help="folder of runs (runs)")
-        add_resume(command)
         command.add_argument(
             "--deadline", type=float, default=600.0,
             help="seconds that an exchange waits for replies; later ones are lost (600)",
@@ -57,11 +52,7 @@ def add_flower(
             default=10.0,
             help="which norm is too large, as a multiple of the cohort's median (10)",
         )
-        command.add_argument("--quiet", action="store_true", help="print only the result")
-        command.add_argument("--json", action="store_true", help="print JSON, one record per line")
-        add_data_dir(command)
-        add_tracker(command)
-    _add_files(action, add_data_dir)
+    _add_files(action)
     keys = action("keys", "make the certificates of a server, or the key of a node; admit it")
     keys.add_argument(
         "--server", nargs="+", metavar="HOST", help="names and addresses of the server"
@@ -101,26 +92,16 @@ def add_flower(
         )
 
 
-def add_resume(command: argparse.ArgumentParser) -> None:
-    """Add `--resume`, with which a command that starts a run resumes it if it has begun."""
-    command.add_argument(
-        "--resume", action="store_true", help="resume the run of this name if it has begun"
-    )
-
-
-def _add_files(action: Add, add_data_dir: AddTo) -> None:
+def _add_files(action: Add) -> None:
     """Add the actions `deal` and `pack`, which write the files that nodes and servers read."""
-    deal = action("deal", "write the data of the clients, a folder for each node", settings=True)
-    deal.add_argument("--config", type=Path, help="YAML file of settings")
+    text = "write the data of the clients, a folder for each node"
+    deal = action("deal", text, "config", "data-dir", settings=True)
     deal.add_argument("--nodes", type=int, default=3, help="number of nodes (3)")
     deal.add_argument("--to", type=Path, required=True, help="folder of the folders")
-    add_data_dir(deal)
-    pack = action("pack", "write one client's data, or the server's tests, from the data here",
-                  settings=True)  # fmt: skip
-    pack.add_argument("--config", type=Path, help="YAML file of settings, one for all hosts")
+    text = "write one client's data, or the server's tests, from the data here"
+    pack = action("pack", text, "config", "data-dir", settings=True)
     pack.add_argument("--client", type=int, metavar="N", help="number of the client")
     pack.add_argument(
         "--tests", action="store_true", help="write the server's tests, of novel classes"
     )
     pack.add_argument("--to", type=Path, required=True, help="folder of the files")
-    add_data_dir(pack)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedshot import __version__
-from fedshot.cli.flower_arguments import add_flower, add_resume
+from fedshot.cli.flower_arguments import Commands, add_flower
 from fedshot.core import shutdown
 from fedshot.core.console import print_in_any_encoding, tell
 from fedshot.core.errors import ConfigError, FedshotError, nearest
@@ -93,8 +93,8 @@ def _run(words: list[str]) -> int:
         return command(options)
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) or shutdown.asked.is_set():
-            way_on = _way_on(options)
-            tell(f"\nstopped{'; ' if way_on else ''}{way_on}")
+            advice = _how_to_continue(options)
+            tell(f"\nstopped{'; ' if advice else ''}{advice}")
             return INTERRUPTED
         said = _words(error, options)
         if said is None:
@@ -130,18 +130,18 @@ def _words(error: BaseException, options: argparse.Namespace) -> str | None:
     if isinstance(error, FedshotError):
         return str(error)
     if isinstance(error, OSError):
-        return _sentences(f"{_os_words(error)}.", _way_on(options))
-    if isinstance(error, MemoryError | RuntimeError) and _is_memory(error):
-        told = (
+        message = f"{_os_words(error)}."
+    elif isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    ):
+        message = (
             "this machine has too little memory. Choose a smaller model, or smaller or fewer "
             "episodes."
         )
-        return _sentences(told, _way_on(options))
-    return None
-
-
-def _sentences(told: str, way_on: str) -> str:
-    return f"{told} {way_on[0].upper()}{way_on[1:]}." if way_on else told
+    else:
+        return None
+    advice = _how_to_continue(options)
+    return f"{message} {advice[0].upper()}{advice[1:]}." if advice else message
 
 
 def _is_passing(error: BaseException) -> bool:
@@ -157,19 +157,19 @@ def _replace_handler(number: signal.Signals, old: object, new: Any) -> None:
         signal.signal(number, new)
 
 
-def _way_on(options: argparse.Namespace) -> str:
+def _how_to_continue(options: argparse.Namespace) -> str:
     """Return what to type to continue the interrupted run or recipe; "" if none had begun."""
     if options.command == "reproduce" and options.name not in ("list", "results"):
         return "the same command continues with the unfinished cells"
     folder: Path | None = options.run_folder
-    if folder is None or not _can_go_on(folder):
+    if folder is None or not _is_run(folder):
         return ""
     data = getattr(options, "data_dir", None)  # the run's folder does not record it
     words = ["fedshot", "resume", str(folder), *(["--data-dir", data] if data else [])]
     return f"go on with `{shlex.join(words)}`"
 
 
-def _can_go_on(folder: Path) -> bool:
+def _is_run(folder: Path) -> bool:
     from fedshot.runs.run_folder import CONFIG
 
     try:
@@ -193,10 +193,6 @@ def _is_unreadable(place: str) -> bool:
         return Path(place).exists() and not os.access(place, os.R_OK)
     except OSError:  # not even its folder can be read
         return True
-
-
-def _is_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -224,28 +220,20 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fedshot {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = _add(commands, "run", "train a method, then test it on the novel classes", settings=True)
-    run.add_argument("--config", type=Path, help="YAML file of settings")
-    run.add_argument("--out", type=Path, default=Path("runs"), help="folder of runs (runs)")
-    add_resume(run)
-    resume = _add(commands, "resume", "resume a run that was interrupted")
+    usual = ("data-dir", "quiet", "json")
+    _add(commands, "run", "train a method, then test it on the novel classes", "train",
+         "config", "out", "resume", "tracker", *usual, settings=True)  # fmt: skip
+    resume = _add(commands, "resume", "resume a run that was interrupted", "train",
+                  "tracker", *usual)  # fmt: skip
     resume.add_argument("folder", type=Path, help="folder of the run, such as runs/digits")
-    evaluate = _add(
-        commands, "evaluate", "test the chosen round of a run, with episodes of any shape"
-    )
+    text = "test the chosen round of a run, with episodes of any shape"
+    evaluate = _add(commands, "evaluate", text, "train", *usual)
     evaluate.add_argument("folder", type=Path, help="folder of the run")
     for name in ("way", "shot", "query", "episodes", "seed"):
         evaluate.add_argument(f"--{name}", help="default: that of the run's test")
     evaluate.add_argument(
         "--rounds", help="rounds of training for each test episode (default: the method's)"
     )
-    for command in (run, resume, evaluate):
-        _add_data_dir(command)
-        command.add_argument("--quiet", action="store_true", help="print only the result")
-        command.add_argument("--json", action="store_true", help="print JSON, one record per line")
-    for command in (run, resume):
-        _add_tracker(command)
-    _add_status(commands)
     _add_report(commands)
     _add_descriptions(commands)
     text = "check a method of your own against what fedshot promises of every method"
@@ -254,11 +242,11 @@ def make_parser() -> argparse.ArgumentParser:
     _add_use(commands)
     _add_data(commands)
     _add_reproduce(commands)
-    add_flower(commands, _add, _add_data_dir, _add_tracker)
+    add_flower(commands, _add)
     return parser
 
 
-def _add_descriptions(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_descriptions(commands: Commands) -> None:
     text = "list all options of a configuration, by section"
     options = _add(commands, "options", text, "describe")
     options.add_argument("place", nargs="?", help="a section, such as run or model.head")
@@ -276,28 +264,21 @@ def _add_descriptions(commands: argparse._SubParsersAction[argparse.ArgumentPars
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
 
 
-def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    status = _add(commands, "status", "show the progress of runs", "report")
+def _add_report(commands: Commands) -> None:
+    status = _add(commands, "status", "show the progress of runs", "report", "json")
     status.add_argument(
         "folders", nargs="*", type=Path, default=[Path("runs")], metavar="FOLDER",
         help="of a run, or of several runs (runs)",
     )  # fmt: skip
-    status.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "compare runs, or cells of recipes, side by side, paired over episodes"
-    compare = _add(commands, "compare", text, "report")
-    compare.add_argument("--json", action="store_true", help="print JSON")
-    report = _add(commands, "report", "write one HTML page about runs", "report")
+    compare = _add(commands, "compare", text, "report", "json")
+    report = _add(commands, "report", "write one HTML page about runs", "report", "data-dir")
     report.add_argument("--to", type=Path, help="the file (report.html, in the folder of one run)")
     report.add_argument("--title", help="of the page")
     report.add_argument(
-        "--without-data",
-        action="store_true",
+        "--without-data", action="store_true",
         help="do not load data and models, and leave out the figures that need them",
-    )
-    _add_data_dir(report)
+    )  # fmt: skip
     seeds = "runs that differ only in the seed share a row"
     files = "; or files of cells below results/"
     for command, more in ((compare, files), (report, "")):
@@ -306,15 +287,13 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         )
 
 
-def _add_use(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_use(commands: Commands) -> None:
     text = "classify files from a few labelled examples, with the chosen round of a run"
-    predict = _add(commands, "predict", text, "use")
+    predict = _add(commands, "predict", text, "use", "data-dir", "quiet")
     predict.add_argument(
-        "--support",
-        type=Path,
-        required=True,
+        "--support", type=Path, required=True,
         help="folder with a folder for each class; of texts also a table or JSON lines with labels",
-    )
+    )  # fmt: skip
     predict.add_argument(
         "--query", type=Path, required=True, help="folder of files, or table of texts, to classify"
     )
@@ -326,14 +305,13 @@ def _add_use(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="reject files of other classes, of which this share is accepted, such as 0.05",
     )  # fmt: skip
     text = "measure how far a run's confidence can be trusted, on its validation classes"
-    calibrate = _add(commands, "calibrate", text, "use")
+    calibrate = _add(commands, "calibrate", text, "use", "data-dir", "quiet", "json")
     calibrate.add_argument("folder", type=Path, help="folder of the run")
     for name in ("way", "shot"):
         calibrate.add_argument(f"--{name}", help="default: that of the run's test")
     calibrate.add_argument("--episodes", help="half to fit, half to measure (400)")
-    calibrate.add_argument("--json", action="store_true", help="print JSON")
     text = "write the encoder of a run for other programs, with a model card"
-    export = _add(commands, "export", text, "use")
+    export = _add(commands, "export", text, "use", "data-dir")
     export.add_argument(
         "--to", required=True, choices=("safetensors", "torch-export", "onnx"), help="format"
     )
@@ -345,27 +323,19 @@ def _add_use(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         command.add_argument(
             "--client", help="number of the client whose model is used, if models stay with clients"
         )
-        _add_data_dir(command)
-    for command in (predict, calibrate):
-        command.add_argument("--quiet", action="store_true", help="print only the result")
 
 
-def _add_reproduce(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    made = _add(
-        commands,
-        "reproduce",
+def _add_reproduce(commands: Commands) -> None:
+    text = (
         "train the cells of a published table or figure; `list` lists the recipes, `results` "
-        "writes a page of the finished cells",
-        "reproduce",
+        "writes a page of the finished cells"
     )
+    made = _add(commands, "reproduce", text, "reproduce", "out", "data-dir", "quiet", "json")
     made.add_argument("name", help="a recipe's name, `list` or `results`")
     made.add_argument(
-        "--cells",
-        nargs="+",
-        default=[],
-        metavar="ROW/COLUMN",
+        "--cells", nargs="+", default=[], metavar="ROW/COLUMN",
         help="train only these; * matches anything",
-    )
+    )  # fmt: skip
     made.add_argument(
         "--budget", metavar="BUDGET", help="small, paper, or another budget of the recipe"
     )
@@ -374,54 +344,37 @@ def _add_reproduce(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "--tune", type=int, default=0, metavar="N", help="tune every method with N trials"
     )
     made.add_argument("--jobs", type=int, help="processes at once (as cores and memory allow)")
-    made.add_argument("--out", type=Path, default=Path("runs"), help="folder of runs (runs)")
     made.add_argument(
         "--results", type=Path, default=Path("results"), help="folder of finished cells (results)"
     )
     made.add_argument("--to", type=Path, help="with `results`: the file to write")
     made.add_argument("--plan", action="store_true", help="show the table without training")
     made.add_argument(
-        "--measure",
-        action="store_true",
+        "--measure", action="store_true",
         help="with `list`: measure the cells whose time is unknown",
-    )
-    _add_data_dir(made)
-    made.add_argument("--quiet", action="store_true", help="print only the table")
-    made.add_argument("--json", action="store_true", help="print JSON")
+    )  # fmt: skip
 
 
-def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_data(commands: Commands) -> None:
     text = "list, fetch, check or show the sources of data"
     data = commands.add_parser("data", help=text, description=f"{text.capitalize()}.")
     actions = data.add_subparsers(dest="action", required=True, metavar="ACTION")
-    found = _add(actions, "list", "list the sources, and whether their files are there", "data")
-    get = _add(actions, "get", "fetch a dataset from its publisher", "data")
-    check = _add(
-        actions, "check", "compare a dataset with its publisher's checksums and counts", "data"
-    )
+    text = "list the sources, and whether their files are there"
+    _add(actions, "list", text, "data", "data-dir")
+    get = _add(actions, "get", "fetch a dataset from its publisher", "data", "data-dir")
+    text = "compare a dataset with its publisher's checksums and counts"
+    check = _add(actions, "check", text, "data", "data-dir")
     for command in (get, check):
         command.add_argument("name", help="a dataset's name, as `fedshot data list` has it")
-    show = _add(
-        actions,
-        "show",
-        "draw a source and its partition among clients; `NAME` is short for `--data.name NAME`",
-        "data",
-        settings=True,
-    )
-    show.add_argument("--config", type=Path, help="YAML file of settings")
+    text = "draw a source and its partition among clients; `NAME` is short for `--data.name NAME`"
+    show = _add(actions, "show", text, "data", "config", "data-dir", settings=True)
     show.add_argument("--out", type=Path, default=Path(), help="folder for the pictures (.)")
-    for command in (found, get, check, show):
-        _add_data_dir(command)
 
 
 def _add(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    text: str,
-    module: str = "",
-    *,
-    settings: bool = False,
+    commands: Commands, name: str, text: str, module: str, *shared: str, settings: bool = False
 ) -> argparse.ArgumentParser:
+    """Add a command, a function of `fedshot.cli.<module>`, with options of `_SHARED` by name."""
     made = commands.add_parser(
         name,
         help=text,
@@ -431,28 +384,29 @@ def _add(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.set_defaults(
-        module=module or "train",
+        module=module,
         function=_FUNCTIONS.get(name, name),
         takes_settings=settings,
         parser=made,
     )
+    for option in shared:
+        made.add_argument(f"--{option}", **_SHARED[option])
     return made
 
 
-def _add_tracker(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--tracker",
-        choices=("tensorboard", "wandb", "mlflow"),
-        help="also send the records there (pip install 'fedshot[tracking]')",
-    )
-
-
-def _add_data_dir(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--data-dir", help="folder of datasets ($FEDSHOT_DATA, else ~/.local/share/fedshot)"
-    )
-
-
+# Options that several commands take.
+_SHARED: dict[str, dict[str, Any]] = {
+    "config": {"type": Path, "help": "YAML file of settings"},
+    "out": {"type": Path, "default": Path("runs"), "help": "folder of runs (runs)"},
+    "resume": {"action": "store_true", "help": "resume the run of this name if it has begun"},
+    "tracker": {
+        "choices": ("tensorboard", "wandb", "mlflow"),
+        "help": "also send the records there (pip install 'fedshot[tracking]')",
+    },
+    "data-dir": {"help": "folder of datasets ($FEDSHOT_DATA, else ~/.local/share/fedshot)"},
+    "quiet": {"action": "store_true", "help": "print only the result"},
+    "json": {"action": "store_true", "help": "print JSON; a run prints a record per line"},
+}
 # Functions whose name differs from the command: `list` is a builtin, and `export` is imported.
 _FUNCTIONS = {"list": "list_sources", "export": "export_run"}
 _SETTINGS = """\

@@ -28,8 +28,8 @@ def shown(experiment: Experiment, options: argparse.Namespace) -> Iterator[Recor
 
     console = Console(stderr=True)
     rounds = experiment.config.run.rounds
-    peeks = chose_by_test(experiment.config.settings)
-    looks = "test (NOT HONEST: it chooses the round)" if peeks else "validation"
+    by_test = chose_by_test(experiment.config.settings)
+    label = "test (NOT HONEST: it chooses the round)" if by_test else "validation"
     if options.quiet:
         yield from experiment.run()
         return
@@ -37,7 +37,7 @@ def shown(experiment: Experiment, options: argparse.Namespace) -> Iterator[Recor
     if options.json or not console.is_terminal:
         for record in experiment.run():
             if not options.json:
-                tell(_line(record, rounds, looks))
+                tell(_line(record, rounds, label))
             _tell_all(fault_report.heard(record))
             yield record
         _tell_all([fault_report.closing()])
@@ -52,7 +52,7 @@ def shown(experiment: Experiment, options: argparse.Namespace) -> Iterator[Recor
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=rounds, completed=experiment.round, text="")
         for record in experiment.run():
-            progress.update(task, completed=record.round, text=_facts(record, looks))
+            progress.update(task, completed=record.round, text=_facts(record, label))
             for text in fault_report.heard(record):
                 console.print(harmless(text), markup=False, highlight=False)  # above the bar
             yield record
@@ -65,16 +65,16 @@ def _tell_all(texts: Iterable[str | None]) -> None:
             tell(text)
 
 
-def _line(record: Record, rounds: int, looks: str) -> str:
-    return f"round {record.round}/{rounds}  {_facts(record, looks)}  {record.seconds:.2f} s"
+def _line(record: Record, rounds: int, label: str) -> str:
+    return f"round {record.round}/{rounds}  {_facts(record, label)}  {record.seconds:.2f} s"
 
 
-def _facts(record: Record, looks: str) -> str:
+def _facts(record: Record, label: str) -> str:
     if record.skipped:
         return f"skipped: {record.skipped}"
     facts = [f"{name} {value:.4f}" for name, value in sorted(record.metrics.items())]
     if record.validation:
-        facts.append(f"{looks} {record.validation}")
+        facts.append(f"{label} {record.validation}")
     facts.append(f"{record.bytes_down / 1e6:.2f} MB down, {record.bytes_up / 1e6:.2f} MB up")
     if record.faults:
         facts.append(f"{count(len(record.faults), 'reply', 'replies')} did not count")

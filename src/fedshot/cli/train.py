@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     chosen = chosen_config(options)
     folder = options.out / chosen.name
     if run_folder.begun(folder):
-        chosen = going_on(options, folder, chosen)
+        chosen = config_to_resume(options, folder, chosen)
         if (folder / run_folder.NODES).exists():
             raise ConfigError(
                 f"the clients of {folder} live on nodes. Go on with `fedshot resume {folder}`, or "
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     return finish(experiment, options)
 
 
-def going_on(options: argparse.Namespace, folder: Path, chosen: Config) -> Config:
+def config_to_resume(options: argparse.Namespace, folder: Path, chosen: Config) -> Config:
     """Return the configuration with which to resume the run in `folder`.
 
     It is `chosen`, with the run's own number of threads unless `chosen` sets one. Raises
@@ -81,7 +81,8 @@ def finish(experiment: Experiment, options: argparse.Namespace) -> int:
             tell(f"{experiment.folder} has no locks: make sure that no other process trains there")
     for text in experiment.notices():
         tell(text)
-    tracker = _tracker(experiment, options)
+    config = experiment.config
+    tracker = Tracker(options.tracker, experiment.folder, config.name, config.settings, tell)
     try:
         for record in shown(experiment, options):
             if options.json:
@@ -93,11 +94,6 @@ def finish(experiment: Experiment, options: argparse.Namespace) -> int:
         tracker.close()
     say_score(score, options, experiment, experiment.baselines)
     return 0
-
-
-def _tracker(experiment: Experiment, options: argparse.Namespace) -> Tracker:
-    chosen = experiment.config
-    return Tracker(options.tracker, experiment.folder, chosen.name, chosen.settings, tell)
 
 
 def evaluate(options: argparse.Namespace) -> int:

@@ -75,7 +75,9 @@ def predict(options: argparse.Namespace) -> int:
     else:
         say(text.rstrip("\n"))
     if options.page:
-        write_answers(options.page, _sheet(options, run, classifier, support, found, skipped))
+        write_answers(
+            options.page, _answers_page(options, run, classifier, support, found, skipped)
+        )
     if not options.quiet:
         made = [str(place) for place in (options.to, options.page) if place]
         unused = sum(not one.passed for one in skipped)
@@ -225,7 +227,7 @@ def _tell_skipped(skipped: Sequence[Skipped], *, quiet: bool) -> None:
         tell(f"and {len(skipped) - _TOLD} more skipped")
 
 
-def _sheet(
+def _answers_page(
     options: argparse.Namespace,
     run: TrainedRun,
     classifier: FewShotClassifier,

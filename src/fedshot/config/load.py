@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +22,12 @@ from typing import Any
 import yaml
 
 from fedshot.config import settings as trees
-from fedshot.config.options import NOT_OPTIONS, members
+from fedshot.config.options import is_section, members
 from fedshot.config.registry import (
     KINDS,
     NO_HEAD,
     SECTIONS,
     is_text,
-    kind_options,
     long,
     unknown_option,
     written_out,
@@ -188,14 +187,15 @@ def _drop_other_kind(below: Settings, given: Settings, path: str) -> str:
     Returns a notice that names the removed options, or "".
     """
     kinds, default = KINDS[path]
-    old, new = long(path, trees.at(below, path)), trees.at(given, path)
+    old, new = trees.at(below, path), trees.at(given, path)
     if not isinstance(old, dict) or not isinstance(new, dict) or "name" not in new:
         return ""
     was, now = old.get("name", default), new["name"]
-    if was == now or was not in kinds or (now not in kinds and now != NO_HEAD):
+    if was == now or was not in [*kinds] or now not in [*kinds, NO_HEAD]:
         return ""
-    had, has = ({} if kind == NO_HEAD else _types(path, kind) for kind in (was, now))
-    lost = [key for key in old if key in had and not _carries_over(path, key, had, has, old[key])]
+    had, has = ({} if kind == NO_HEAD else _types(kinds[kind], path) for kind in (was, now))
+    lost = [key for key, value in old.items()
+            if key in had and not _carries_over(had[key], has.get(key), value)]  # fmt: skip
     kept = {key: value for key, value in old.items() if key not in {*lost, "name"}}
     trees.put(below, path, None)  # clear first: the next `put` would merge
     trees.put(below, path, kept)
@@ -206,21 +206,17 @@ def _drop_other_kind(below: Settings, given: Settings, path: str) -> str:
     return f"the file's {names} left out: of {was!r}, and {path} is now {now!r}{stay}"
 
 
-def _types(path: str, kind: str) -> dict[str, Any]:
-    """Return the type of each option of a kind, by name; None for a group of nested options."""
-    parts = ((one.path.removeprefix(f"{path}.").partition("."), one.hint)
-             for one in kind_options(path, kind))  # fmt: skip
-    return {key: None if dot else hint for (key, dot, _), hint in parts}
+def _types(cls: type[Any], path: str) -> dict[str, Any]:
+    """Return the type of each option of a dataclass, by name; Any for nested options."""
+    return {one.name: Any if is_section(hint) else hint for one, hint, _ in members(cls, path)}
 
 
-def _carries_over(
-    path: str, key: str, had: dict[str, Any], has: dict[str, Any], value: Any
-) -> bool:
-    """Whether the new kind has an option named `key` that accepts the value from the old kind."""
-    if key not in has or had[key] == has[key] or None in (had[key], has[key]):
-        return key in has
+def _carries_over(had: Any, has: Any, value: Any) -> bool:
+    """Whether the new kind's type of an option, None if it lacks the option, accepts the value."""
+    if has is None or had == has:
+        return has is not None
     try:
-        value_of(f"{path}.{key}", has[key], value)
+        value_of("", has, value)
     except ConfigError:
         return False
     return True
@@ -231,52 +227,49 @@ def _settings_of(config: Config | SimpleNamespace) -> Settings:
 
     Raises ConfigError for an object of a class that has no name.
     """
-    model = _fields(config.model)
-    model["backbone"] = _kind_of("model.backbone", config.model.backbone)
-    head = config.model.head
-    model["head"] = {"name": NO_HEAD} if head is None else _kind_of("model.head", head)
     if not isinstance(config.method, _Maker):
         raise ConfigError(
             f"method is of type {type(config.method).__name__}, which no settings can name. "
             "Register the method's class, and choose it by method.name."
         )
+    method, chosen = METHODS[config.method.name], SimpleNamespace(**config.method.chosen)
+    head = config.model.head
     return {
         "name": config.name,
         "seed": config.seed,
-        "split": _fields(config.split),
-        "episode": _fields(config.episode),
-        "run": _fields(config.run),
-        "test": _fields(config.test),
+        "split": _plain(SplitOptions, "split", config.split),
+        "episode": _plain(EpisodeSpec, "episode", config.episode),
+        "run": _plain(RunOptions, "run", config.run),
+        "test": _plain(TestOptions, "test", config.test),
         "data": _kind_of("data", config.data),
         "partition": _kind_of("partition", config.partition),
-        "model": model,
-        "method": {"name": config.method.name, **_plain(config.method.chosen)},
+        "model": {
+            "backbone": _kind_of("model.backbone", config.model.backbone),
+            "head": {"name": NO_HEAD} if head is None else _kind_of("model.head", head),
+            **_plain(ModelOptions, "model", config.model),
+        },
+        "method": {"name": config.method.name, **_plain(method, "method", chosen)},
     }
 
 
 def _kind_of(path: str, part: Any) -> Settings:
     kinds = KINDS[path][0]
-    names = [name for name, kind in kinds.items() if kind is type(part)]
-    if not names:
-        raise ConfigError(
-            f"{path} is of type {type(part).__name__}, which no settings can name. "
-            f"{nearest(type(part).__name__, [kind.__name__ for kind in kinds.values()])}"
-        )
-    return {"name": names[0], **_fields(part)}
+    for name, kind in kinds.items():
+        if kind is type(part):
+            return {"name": name, **_plain(kind, path, part)}
+    raise ConfigError(
+        f"{path} is of type {type(part).__name__}, which no settings can name. "
+        f"{nearest(type(part).__name__, [kind.__name__ for kind in kinds.values()])}"
+    )
 
 
-def _fields(part: Any) -> Settings:
-    """Return the fields of a dataclass that its constructor takes, as plain values."""
-    return {one.name: _plain(getattr(part, one.name)) for one in fields(part) if one.init}
-
-
-def _plain(value: Any) -> Any:
-    """Return a value in YAML's and JSON's types: dicts for dataclasses, lists for tuples."""
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        return _fields(value)
-    return [_plain(one) for one in value] if isinstance(value, tuple | list) else value
+def _plain(cls: type[Any], path: str, part: Any) -> Settings:
+    """Return an object's options in YAML's types: dicts for dataclasses, lists for tuples."""
+    found: Settings = {}
+    for one, hint, value in members(cls, path, part):
+        plain = _plain(hint, f"{path}.{one.name}", value) if is_section(hint) else value
+        found[one.name] = list(plain) if isinstance(plain, tuple) else plain
+    return found
 
 
 def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,33 +282,29 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
             "because it names a folder."
         )
     seed = value_of("seed", int, tree.pop("seed", 0))
-    for section in SECTIONS:
-        if tree.get(section, {}) is None:  # `run:` with nothing below it
-            del tree[section]
-    names = {path: _take_kind(tree, path) for path in KINDS}
-    if reason := METHODS[names["method"]].retired(trees.at(tree, "method")):
-        raise ConfigError(reason)
-    tree["method"] = without_removed(names["method"], trees.at(tree, "method"))
-
-    def given(path: str, cls: type[Any]) -> dict[str, Any]:
-        value = {} if (found := trees.at(tree, path)) is None else found
-        if path == "model" and isinstance(value, dict):
-            value = {key: one for key, one in value.items() if key not in NOT_OPTIONS[path]}
-        return checked(cls, path, value, names)
-
-    for path, _ in trees.flat({key: tree[key] for key in tree.keys() - {*SECTIONS, *KINDS}}):
+    kinds = {path: _take_kind(tree, path) for path in KINDS}
+    names = {path: kind for path, (kind, _) in kinds.items()}
+    given = {path: options for path, (_, options) in kinds.items()}
+    given |= {path: tree.pop(path, None) for path in SECTIONS}
+    for path, _ in trees.flat(tree):
         raise ConfigError(unknown_option(path, names))
-    model = given("model", ModelOptions)
-    parts = {path: built(cls, path, given(path, cls))
-             for path, cls in SECTIONS.items() if path != "model"}  # fmt: skip
-    kinds = {path: KINDS[path][0][kind] for path, kind in names.items() if kind != NO_HEAD}
-    parts |= {path: built(cls, path, given(path, cls))
-              for path, cls in kinds.items() if path != "method"}  # fmt: skip
-    chosen = given("method", kinds["method"])
-    chosen = {one.name: chosen.get(one.name, default)
-              for one, _, default in members(kinds["method"], "method")}  # fmt: skip
+    method = METHODS[names["method"]]
+    if reason := method.retired(given["method"]):
+        raise ConfigError(reason)
+    given["method"] = without_removed(names["method"], given["method"])
+    classes = SECTIONS | {path: KINDS[path][0][kind] for path, kind in names.items()
+                          if kind != NO_HEAD}  # fmt: skip
+    values = {  # null is a section with nothing below it
+        path: checked(cls, path, {} if given[path] is None else given[path], names)
+        for path, cls in classes.items()
+    }
+    chosen = {one.name: values["method"].get(one.name, default)
+              for one, _, default in members(method, "method")}  # fmt: skip
+    model = values["model"]
     if model.get("norm_policy", "method") == "method":
-        model["norm_policy"] = METHODS[names["method"]].norm_policy(chosen)
+        model["norm_policy"] = method.norm_policy(chosen)
+    parts = {path: built(cls, path, values[path]) for path, cls in classes.items()
+             if path not in ("model", "method")}  # fmt: skip
     parts["model"] = ModelOptions(
         parts.pop("model.backbone"), parts.pop("model.head", None), **model
     )
@@ -356,36 +345,30 @@ def _nested(tree: Mapping[str, Any]) -> Settings:
     return full
 
 
-def _take_kind(tree: Settings, path: str) -> str:
-    """Remove the `name` at a key path and return it. Raises ConfigError if no kind has this name.
+def _take_kind(tree: Settings, path: str) -> tuple[str, Settings]:
+    """Remove a kind from the tree; return its name and options. The default kind needs no name.
 
-    Without a `name`, return the default kind's.
+    Raises ConfigError if no kind has this name.
     """
     kinds, default = KINDS[path]
-    *above, last = path.split(".")
-    section = tree
-    for part in above:
-        section = section.setdefault(part, {})
-        if not isinstance(section, dict):
-            raise ConfigError(
-                f"{part} is {section!r}; expected keys and values, such as {path}.name."
-            )
-    value = long(path, section.get(last, {}))
+    above, _, last = path.rpartition(".")
+    if above and tree.get(above) is None:
+        tree[above] = {}
+    section = tree[above] if above else tree
+    if not isinstance(section, dict):
+        raise ConfigError(f"{above} is {section!r}; expected keys and values, such as {path}.name.")
+    value = long(path, section.pop(last, {}))
     if not isinstance(value, dict):
         raise ConfigError(f"{path} is {value!r}; expected a name, or keys and values.")
-    section[last] = value = dict(value)
     kind = value.pop("name", default)
-    if path == "model.head" and kind == NO_HEAD:
-        if value:
-            raise ConfigError(f"{path}.name is 'none', which has no options; got {value}.")
-        del section[last]
-        return NO_HEAD
-    if not isinstance(kind, str) or kind not in kinds:
-        valid = [*kinds, NO_HEAD] if path == "model.head" else kinds
+    valid = [*kinds, NO_HEAD] if path == "model.head" else [*kinds]
+    if kind not in valid:
         own = (
             " (One of your own is known to the program that registers it, and elsewhere by its "
             f"file: {FILES}=my_method.py.)"
         )
         hint = nearest(str(kind), valid) + (own if path == "method" else "")
         raise ConfigError(f"{path}.name is {kind!r}. {hint}")
-    return kind
+    if kind == NO_HEAD and path == "model.head" and value:
+        raise ConfigError(f"{path}.name is 'none', which has no options; got {value}.")
+    return kind, value

@@ -6,7 +6,7 @@ It is generated from the dataclasses of the options and their docstrings.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,6 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from fedshot.config.options import (
     Option,
-    descriptions,
-    is_section,
-    members,
     options_of,
     shown,
     summary,
@@ -51,11 +48,9 @@ class OptionSection:
         """The summary line of the dataclass's docstring."""
         return summary(self.cls)  # type: ignore[arg-type]  # a class is hashable
 
-    def options(self) -> Iterator[tuple[Option, str]]:
-        """Yield every option with its description."""
-        for option in options_of(self.cls, self.path):
-            names = option.path.removeprefix(f"{self.path}.").split(".")
-            yield option, _description(self.cls, names)
+    def options(self) -> Iterator[Option]:
+        """Yield every option."""
+        return options_of(self.cls, self.path)
 
     def json_schema(self) -> dict[str, Any]:
         """Return the JSON Schema of this section or kind; nested dataclasses are in `$defs`."""
@@ -98,11 +93,11 @@ def parts(path: str) -> list[OptionSection]:
 
 def overview() -> str:
     """Return a line of help for each key path, and the command that shows more."""
-    lines = []
-    for path in PATHS:
-        every = parts(path)
-        what = every[0].summary if path in SECTIONS else ", ".join(part.kind for part in every)
-        lines += _wrapped(f"{path:<16}", what)
+    lines = _list([
+        (path, summary(SECTIONS[path]) if path in SECTIONS  # type: ignore[arg-type]
+         else ", ".join(part.kind for part in parts(path)))
+        for path in PATHS
+    ])  # fmt: skip
     return "\n".join([*lines, "", "`fedshot options PLACE [NAME]` lists the options of one."])
 
 
@@ -111,25 +106,23 @@ def text(path: str, kind: str | None = None) -> str:
 
     Raises ConfigError for a key path or a kind that does not exist.
     """
-    every = parts(path)
+    every = {part.kind: part for part in parts(path)}
     if kind is None and path in KINDS:
-        width = max(len(part.kind) for part in every) + 2
-        lines = [line for part in every for line in _wrapped(f"{part.kind:<{width}}", part.summary)]
+        lines = _list([(part.kind, part.summary) for part in every.values()])
         return "\n".join([*lines, "", f"`fedshot options {path} NAME` lists the options of one."])
-    held = {part.kind: part for part in every}
-    if (kind or "") not in held:
+    if (kind or "") not in every:
         if path in SECTIONS:
             raise ConfigError(
                 f"{path} has no kinds to choose {kind!r} from. `fedshot options {path}` lists "
                 "all of its options."
             )
-        raise ConfigError(f"there is no {path} {kind!r}. {nearest(str(kind), held)}")
-    part = held[kind or ""]
+        raise ConfigError(f"there is no {path} {kind!r}. {nearest(str(kind), every)}")
+    part = every[kind or ""]
     lines = [part.summary]
-    for option, meaning in part.options():
-        given = "must be given" if option.required else f"default {shown(option.default)}"
-        takes = f"{words(option.hint)}; {given}"
-        lines += ["", f"--{option.path} ({takes})", *_wrapped("    ", meaning)]
+    for one in part.options():
+        given = "must be given" if one.required else f"default {shown(one.default)}"
+        takes = f"--{one.path} ({words(one.hint)}; {given})"
+        lines += ["", takes, *_wrapped("    ", one.description)]
     return "\n".join(lines)
 
 
@@ -145,7 +138,9 @@ def markdown() -> str:
                 continue
             said += [f"### {part.kind}", ""] if part.kind else []
             more = f" [Its page](methods/{part.kind}.md)." if path == "method" else ""
-            said += [part.summary + more, "", *_table(part.options())]
+            said += [part.summary + more, ""]
+            if rows := [_row(one) for one in part.options()]:
+                said += ["| option | default | what it is |", "|---|---|---|", *rows, ""]
     return "\n".join(said).rstrip() + "\n"
 
 
@@ -197,31 +192,15 @@ run and its folder, and `seed`. `fedshot config schema` prints all of it for
 """
 
 
-def _table(options: Iterable[tuple[Option, str]]) -> list[str]:
-    lines = [
-        f"| `{option.path}` | {_cell(_default(option))} | {_cell(meaning)} |"
-        for option, meaning in options
-    ]
-    return ["| option | default | what it is |", "|---|---|---|", *lines, ""] if lines else []
+def _row(option: Option) -> str:
+    default = "must be given" if option.required else f"`{shown(option.default)}`"
+    cells = (f"`{option.path}`", default, option.description)
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 
-def _default(option: Option) -> str:
-    return "must be given" if option.required else f"`{shown(option.default)}`"
-
-
-def _cell(value: str) -> str:
-    return " ".join(value.split()).replace("|", "\\|")
-
-
-def _description(cls: type[Any], names: list[str]) -> str:
-    """Return the description of an option from docstrings; `names` leads to it field by field."""
-    first, *rest = names
-    mine = descriptions(cls).get(first, "")  # type: ignore[arg-type]
-    hint = next(hint for one, hint, _ in members(cls, "") if one.name == first)
-    if rest and is_section(hint):
-        below = _description(hint, rest)
-        return f"{mine.rstrip('.')}: {below}" if mine and below else below
-    return mine
+def _list(rows: list[tuple[str, str]]) -> list[str]:
+    width = max(len(name) for name, _ in rows) + 2
+    return [line for name, what in rows for line in _wrapped(f"{name:<{width}}", what)]
 
 
 def _wrapped(head: str, what: str) -> list[str]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import json
 import types
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
 
 from fedshot.core.errors import nearest
+from fedshot.core.text import joined
 from fedshot.protocol.method import DIAGNOSTIC
 
 # Fields that a configuration does not set, by the key path of their dataclass. fedshot itself gives
@@ -22,6 +24,7 @@ NOT_OPTIONS = {
     "model": {"backbone", "head"},
 }
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 @dataclass(frozen=True)
@@ -30,49 +33,63 @@ class Option:
 
     Args:
         path: key path, such as "method.inner.lr".
-        hint: type of the value.
+        hint: type of the value, with its range.
         required: whether there is no default.
         default: the default, as a plain value.
         is_diagnostic: whether it only adds to a run's report and does not affect training.
+        fields: the dataclasses and fields that lead to it.
     """
 
     path: str
     hint: Any
-    required: bool = False
-    default: Any = None
-    is_diagnostic: bool = False
+    required: bool
+    default: Any
+    is_diagnostic: bool
+    fields: tuple[tuple[type[Any], str], ...]
+
+    @property
+    def description(self) -> str:
+        """The descriptions of the fields that lead to the option, from their docstrings."""
+        *above, last = (descriptions(cls).get(name, "") for cls, name in self.fields)  # type: ignore[arg-type]
+        return ": ".join([*(text.rstrip(".") for text in above if text), last])
 
 
 def options_of(
-    cls: type[Any], path: str, instance: Any = None, *, is_diagnostic: bool = False
+    cls: type[Any], path: str, instance: Any = None, above: Option | None = None
 ) -> Iterator[Option]:
     """Yield the options of a dataclass and of the dataclasses nested in it.
 
     If `instance` is given, its values are the defaults. For a nested dataclass this is the default
-    of the field that contains it. Options nested in a diagnostic field are diagnostic.
+    of `above`, the field that contains it. Options nested in a diagnostic field are diagnostic.
     """
     for one, hint, default in members(cls, path, instance):
-        below, seen = f"{path}.{one.name}", is_diagnostic or DIAGNOSTIC in one.metadata
+        option = Option(
+            f"{path}.{one.name}",
+            hint,
+            instance is None and is_required(one),
+            list(default) if isinstance(default, tuple) else default,
+            DIAGNOSTIC in one.metadata or (above is not None and above.is_diagnostic),
+            (*(above.fields if above else ()), (cls, one.name)),
+        )
         if is_section(hint):
-            yield from options_of(hint, below, default, is_diagnostic=seen)
+            yield from options_of(hint, option.path, default, option)
         else:
-            plain = list(default) if isinstance(default, tuple) else default
-            yield Option(below, hint, instance is None and is_required(one), plain, seen)
+            yield option
 
 
 def members(
-    cls: type[Any], path: str, instance: Any = None, *, annotated: bool = False
+    cls: type[Any], path: str, instance: Any = None
 ) -> Iterator[tuple[Field[Any], Any, Any]]:
     """Yield (field, type, default) for each field that a configuration may set."""
-    hints = _hints(cls, annotated)  # type: ignore[arg-type]  # a class is hashable
+    hints = _hints(cls)  # type: ignore[arg-type]  # a class is hashable
     for one in fields(cls):
         if one.init and one.name not in NOT_OPTIONS.get(path, ()):
             yield one, hints[one.name], _default(one, instance)
 
 
 @cache
-def _hints(cls: type[Any], annotated: bool) -> dict[str, Any]:
-    return get_type_hints(cls, include_extras=annotated)
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
 
 
 def _default(one: Field[Any], instance: Any) -> Any:
@@ -143,38 +160,45 @@ def nearest_options(path: str, valid: Collection[str]) -> str:
         same = sorted(one for one in section if one.rpartition(".")[2] == last)
         if same:
             listed = f" Valid: {', '.join(sorted(section))}." if len(section) <= 20 else ""
-            return f"Did you mean {_either([repr(one) for one in same[:4]])}?{listed}"
+            return f"Did you mean {joined([repr(one) for one in same[:4]], 'or')}?{listed}"
         if section and above:
             return nearest(path, section)
     return nearest(path, {*valid, *sections})
 
 
 def words(hint: Any) -> str:
-    """Describe the values that an option of this type takes, such as "a whole number"."""
+    """Describe the values that an option of this type takes, such as "a whole number from 1"."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is types.NoneType:
         return "null"
+    if origin is Annotated:
+        return f"{words(inner[0])}{_range(inner[1:])}"
     if origin is Literal:
-        return _either([repr(word) for word in inner])
+        return joined([repr(word) for word in inner], "or")
     if origin in (Union, types.UnionType):
-        return _either([words(one) for one in inner])
+        return joined([words(one) for one in inner], "or")
     if origin is tuple:
         kind = words(inner[0]).removeprefix("a ")
+        kinds = kind.replace("number", "numbers").replace("text", "texts")
         if inner[-1] is Ellipsis:
-            return f"a list of {kind}s, such as {'[a, b]' if inner[0] is str else '[1, 2]'}"
-        example = ", ".join(str(i + 1) for i in range(len(inner)))
-        return f"a list of {len(inner)} {kind}s, such as [{example}]"
+            return f"a list of {kinds}, such as {'[a, b]' if inner[0] is str else '[1, 2]'}"
+        return f"a list of {len(inner)} {kinds}, such as {[*range(1, len(inner) + 1)]}"
     return _TYPES.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def _either(words: Sequence[str]) -> str:
-    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def _range(marks: tuple[Any, ...]) -> str:
+    """Describe the range of a number, such as " of at least 0 and below 1"; "" without one."""
+    limits = [limit for mark in marks for limit in getattr(mark, "metadata", [mark])]
+    bounds = [(word, getattr(limit, name, None)) for limit in limits
+              for name, word in _BOUNDS.items()]  # fmt: skip
+    text = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
+    return (" of " if text.startswith("at ") else " " if text else "") + text
 
 
 def shown(value: Any) -> str:
     """Return a value as YAML writes it, shortened if it is long."""
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return json.dumps(value)
     # Python refuses to convert integers of more than 4300 digits to text.
     if isinstance(value, int) and value.bit_length() > 400:
         return f"a number of {value.bit_length()} bits"

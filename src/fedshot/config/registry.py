@@ -195,8 +195,6 @@ def is_text(path: str) -> bool:
 @cache
 def _texts() -> frozenset[str]:
     # Options of several kinds may share a key path. Unless all take text, YAML decides the type.
-    found = {one.path: True for one in every_option()}
-    for one in every_option():
-        found[one.path] &= takes_text(one.hint)
-    texts = {path for path, is_text in found.items() if is_text}
+    every = list(every_option())
+    texts = {one.path for one in every} - {one.path for one in every if not takes_text(one.hint)}
     return frozenset(texts | {"name", *(f"{path}.name" for path in KINDS)})

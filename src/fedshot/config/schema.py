@@ -60,17 +60,11 @@ class ModelOptions:
         A validated configuration has replaced the norm policy "method" with the method's choice.
         Without a configuration, "method" means "running".
         """
+        policy = "running" if self.norm_policy == "method" else self.norm_policy
+        pixels = self.pixel_mean, self.pixel_std
         return Model(
-            self.backbone,
-            self.head,
-            shape,
-            "running" if self.norm_policy == "method" else self.norm_policy,
-            self.dtype,
-            self.pixel_mean,
-            self.pixel_std,
-            self.bf16,
-            table,
-        )
+            self.backbone, self.head, shape, policy, self.dtype, *pixels, self.bf16, table
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

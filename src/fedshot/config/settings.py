@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import yaml
 
@@ -22,35 +22,25 @@ IsText: TypeAlias = Callable[[str], bool]
 
 _MOST_NODES = 100_000  # nested anchors can expand a small file enormously
 _MOST_BYTES = 4 << 20  # of a file; parsing it takes about a second per 100 KB
-_PREFIX = "tag:yaml.org,2002:"
-_NO_TAGS = {_PREFIX + name for name in ("binary", "omap", "pairs", "set", "timestamp")}
+_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
+_CONSTANTS = {"~": None, "": None} | {
+    form(word): value
+    for word, value in (("true", True), ("false", False), ("null", None))
+    for form in (str.lower, str.title, str.upper)
+}
+# Python refuses to parse integers of more than 4300 digits; they are read as float infinity.
+_INT = re.compile(r"[-+]?[0-9]{1,4000}")
+_FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads unquoted words as text, except decimal numbers, booleans and null."""
-
-    def decimal(self, node: yaml.ScalarNode) -> int:
-        return int(node.value)
+    """Composes nodes; every scalar without an explicit tag is a text."""
 
 
 _Loader.yaml_implicit_resolvers = {}
-for _tag, _words, _first in (
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    # Python refuses to parse integers of more than 4300 digits; they are read as float infinity.
-    ("int", r"[-+]?[0-9]{1,4000}", "-+0123456789"),
-    (
-        "float",
-        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-        "-+.0123456789",
-    ),
-    ("null", r"~|null|Null|NULL|", "~nN"),
-    ("merge", r"<<", "<"),
-):
-    _Loader.add_implicit_resolver(
-        _PREFIX + _tag, re.compile(f"(?:{_words})$"), [*_first, ""] if _tag == "null" else [*_first]
-    )
-_Loader.add_constructor(f"{_PREFIX}int", _Loader.decimal)
 
 
 def load(path: Path, is_text: IsText) -> Settings:
@@ -82,85 +72,78 @@ def parse(text: str, is_text: IsText, *, origin: str, path: str = "") -> Any:
         path: the key path of the value; "" for the whole tree of settings.
 
     Raises:
-        ConfigError: the text is not YAML, gives a key twice, or has an anchor that contains itself.
+        ConfigError: the text is not YAML, gives a key twice, or has a tag of its own.
     """
     try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return "" if not text and path and is_text(path) else None
-            _DocumentCheck(origin, is_text).check(node, path, ())
-            return loader.construct_document(node)
-        finally:
-            loader.dispose()
+        node = yaml.compose(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin} is not YAML: {_problem(error)}.") from None
     except RecursionError:
         raise ConfigError(f"{origin} is nested too deeply.") from None
-    except (ValueError, LookupError) as error:  # `!!int x`, `!!bool 3`
-        raise ConfigError(f"{origin} holds a value that is not of its tag: {error}.") from None
+    if node is None:
+        return "" if is_text(path) else None
+    return _Reader(origin, is_text).value(node, path, set())
 
 
-class _DocumentCheck:
-    """Checks the nodes of a YAML document before the loader turns them into values."""
+class _Reader:
+    """Turns the nodes of a YAML document into plain values, and refuses ambiguous ones."""
 
     def __init__(self, origin: str, is_text: IsText) -> None:
-        self._origin, self._is_text, self._seen = origin, is_text, 0
-        self._values: set[str] = set()  # key paths that have a value, dotted or nested
-        self._merging = 0
+        self._origin, self._is_text, self._nodes = origin, is_text, 0
 
-    def check(self, node: yaml.Node, path: str, above: tuple[yaml.Node, ...]) -> None:
-        """Refuse an ambiguous or too large node, and tag the values of text options as text."""
-        self._seen += 1
-        if any(node is one for one in above):
-            self._refuse(node, "an anchor holds itself. Write the value out")
-        if self._seen > _MOST_NODES:
+    def value(self, node: yaml.Node, path: str, seen: set[str], depth: int = 0) -> Any:
+        """Return a node's value. `seen` are the key paths with a value, dotted or nested."""
+        self._nodes += 1
+        if self._nodes > _MOST_NODES:
             self._refuse(node, f"more than {_MOST_NODES} values. Use fewer anchors")
-        if len(above) > records.DEEPEST:
-            self._refuse(node, f"nested deeper than {records.DEEPEST} lists and sections")
-        if node.tag in _NO_TAGS:
+        if depth > records.DEEPEST:
+            nested = f"nested deeper than {records.DEEPEST} lists and sections"
+            self._refuse(node, f"{nested}, or an anchor holds itself. Write the value out")
+        if node.tag not in _TAGS:
             self._refuse(node, f"the tag {node.tag[:60]!r} is not known here. Leave it out")
-        below = (*above, node)
         if isinstance(node, yaml.MappingNode):
-            self._check_keys(node, path, below)
-        elif isinstance(node, yaml.SequenceNode):
-            values = self._values
-            for item in node.value:
-                self._values = set()  # each item has its own key paths
-                self.check(item, path, below)
-            self._values = values
-        elif _is_bare(node) and self._is_text(path):
-            node.tag = f"{_PREFIX}str"
+            return self._mapping(node, path, seen, depth + 1)
+        if isinstance(node, yaml.SequenceNode):  # each item has its own key paths
+            return [self.value(item, path, set(), depth + 1) for item in node.value]
+        quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
+        return node.value if quoted else _plain(node.value, is_text=self._is_text(path))
 
-    def _check_keys(self, node: yaml.MappingNode, path: str, below: tuple[yaml.Node, ...]) -> None:
-        found = set()
+    def _mapping(
+        self, node: yaml.MappingNode, path: str, seen: set[str], depth: int
+    ) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        own: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 self._refuse(key, "a key is a list or a tree. Expected a word")
-            if key.tag == f"{_PREFIX}merge":
-                self._merging += 1  # keys of this mapping override merged ones
-                self.check(value, path, below)
-                self._merging -= 1
+            if key.value == "<<" and key.style is None:
+                above = self.value(value, path, set(), depth)
+                for one in reversed(above if isinstance(above, list) else [above]):
+                    if not isinstance(one, dict):
+                        self._refuse(value, "'<<' merges a value that is not a mapping")
+                    merged |= one
                 continue
-            key.tag = f"{_PREFIX}str"
             whole = f"{path}.{key.value}" if path else key.value
-            twice = whole in self._values and not self._merging
-            if key.value in found or twice:
+            if key.value in own or whole in seen:
                 self._refuse(key, f"{whole!r} is given twice. Keep one of them")
-            found.add(key.value)
-            if not self._merging and not isinstance(value, yaml.MappingNode):
-                self._values.add(whole)
-            self.check(value, whole, below)
+            if not isinstance(value, yaml.MappingNode):
+                seen.add(whole)
+            own[key.value] = self.value(value, whole, seen, depth)
+        return merged | own
 
-    def _refuse(self, node: yaml.Node, text: str) -> None:
+    def _refuse(self, node: yaml.Node, text: str) -> NoReturn:
         raise ConfigError(f"{self._origin}, line {node.start_mark.line + 1}: {text}.")
 
 
-def _is_bare(node: yaml.Node) -> bool:
-    """Whether a scalar has no quotes and is not null."""
-    bare = isinstance(node, yaml.ScalarNode) and node.style is None
-    return bare and node.tag != f"{_PREFIX}null"
+def _plain(text: str, *, is_text: bool) -> Any:
+    """Return the value of a scalar without quotes."""
+    if text in _CONSTANTS and (_CONSTANTS[text] is None or not is_text):
+        return _CONSTANTS[text]
+    if not is_text and _INT.fullmatch(text):
+        return int(text)
+    if not is_text and _FLOAT.fullmatch(text):
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    return text
 
 
 def _problem(error: yaml.YAMLError) -> str:

@@ -6,26 +6,35 @@ errors are reworded as fedshot's own messages, which begin with the key path.
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 
 from fedshot.config.options import (
-    Option,
     descriptions,
     is_required,
     is_section,
     members,
     options_of,
     shown,
-    takes_text,
     words,
 )
 from fedshot.config.registry import unknown_option
@@ -33,18 +42,11 @@ from fedshot.config.settings import flat
 from fedshot.core.errors import ConfigError, FedshotError, nearest
 
 _BITS = 1 << 63
-_WIDEST = 65_536  # largest value of an integer option of the model
 _STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False,
            "arbitrary_types_allowed": True}  # fmt: skip
-_RANGES = {
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "a number above {gt}",
-    "less_than_equal": "{le} at most",
-    "less_than": "a number below {lt}",
-    "finite_number": "a finite number",
-    "bits": "a number of 64 bits",
-}
-_UNKNOWN = ("extra_forbidden", "invalid_key")
+_NUMBER = re.compile(r"[-+]?[0-9]*\.?[0-9]+")
+# What else was expected of a number, by the type of pydantic's error.
+_EXPECTED = {"finite_number": "finite number", "value_error": "number of 64 bits"}
 
 
 def checked(cls: type[Any], path: str, given: Any, names: Mapping[str, str]) -> dict[str, Any]:
@@ -64,9 +66,8 @@ def checked(cls: type[Any], path: str, given: Any, names: Mapping[str, str]) -> 
         found: dict[str, Any] = adapter.validate_python(given)
         return found
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-    options = {option.path: option for option in options_of(cls, path)}
-    raise ConfigError(_refusal(errors, path, given, options, names))
+        options = {option.path: option.hint for option in options_of(cls, path)}
+        raise ConfigError(_refusal(error, path, given, options, names)) from None
 
 
 def value_of(path: str, hint: Any, value: Any) -> Any:
@@ -77,8 +78,7 @@ def value_of(path: str, hint: Any, value: Any) -> Any:
     try:
         return _value_adapter(hint).validate_python(value)
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-    raise ConfigError(_refusal(errors, path, value, {path: Option(path, hint)}, {}))
+        raise ConfigError(_refusal(error, path, value, {path: hint}, {})) from None
 
 
 def built(cls: type[Any], path: str, given: Mapping[str, Any], instance: Any = None) -> Any:
@@ -118,14 +118,14 @@ def schema_of(
     With `described`, it includes defaults and descriptions, for JSON Schema.
     """
     keys: dict[str, Any] = {}
-    for one, hint, default in members(cls, path, instance, annotated=True):
+    for one, hint, default in members(cls, path, instance):
         below, name = f"{path}.{one.name}", f"{title}_{one.name}"
         if is_section(hint):
             schema = schema_of(hint, below, default, title=name, described=described)
             build = partial(built, hint, below, instance=default)
             value: Any = Annotated[schema, AfterValidator(build)]
         else:
-            value = _annotated(hint, _WIDEST if below.startswith("model.") else None)
+            value = _accepting(hint)
         required = instance is None and is_required(one)
         if described:
             text = descriptions(cls).get(one.name)  # type: ignore[arg-type]
@@ -145,38 +145,26 @@ def _adapter(cls: type[Any], path: str) -> TypeAdapter[Any]:
 @lru_cache(64)
 def _value_adapter(hint: Any) -> TypeAdapter[Any]:
     config: Any = {key: value for key, value in _STRICT.items() if key != "extra"}
-    return TypeAdapter(_annotated(hint), config=config)
+    return TypeAdapter(_accepting(hint), config=config)
 
 
-def _annotated(hint: Any, most: int | None = None) -> Any:
-    """Add to a type what pydantic's strict mode lacks.
+def _accepting(hint: Any) -> Any:
+    """Return a type that accepts what pydantic's strict mode refuses, or limits what it accepts.
 
     Integers are limited to 64 bits, numbers are accepted for texts, and lists for tuples.
     """
     origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        kind, *marks = inner
-        return _whole(*marks) if kind is int else Annotated[(_annotated(kind, most), *marks)]
     if origin in (Union, types.UnionType):
-        return Union[tuple(_annotated(one, most) for one in inner)]  # noqa: UP007
+        return Union[tuple(map(_accepting, inner))]  # noqa: UP007
+    if inner == (str, ...):
+        return Annotated[
+            hint, BeforeValidator(_as_texts, json_schema_input_type=list[_Word] | _Word)
+        ]
     if origin is tuple:
-        each = tuple[tuple(one if one is Ellipsis else _annotated(one, most) for one in inner)]  # type: ignore[valid-type, misc]
-        if inner == (str, ...):
-            word = str | int | float | bool
-            return Annotated[
-                each, BeforeValidator(_as_texts, json_schema_input_type=list[word] | word)
-            ]
-        return Annotated[each, BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
-    if hint is int:
-        return _whole(Field(le=most)) if most else _whole()
-    if hint is str:
-        either = str | int | float | bool
-        return Annotated[str, BeforeValidator(_as_text, json_schema_input_type=either)]
-    return Annotated[hint, BeforeValidator(_as_text)] if takes_text(hint) else hint
-
-
-def _whole(*marks: Any) -> Any:
-    return Annotated[(int, *marks, AfterValidator(_in_64_bits))]
+        each = tuple(one if one is Ellipsis else _accepting(one) for one in inner)
+        return Annotated[tuple[each], Field(strict=False)]  # type: ignore[valid-type]
+    kind, *marks = inner if origin is Annotated else (hint,)
+    return Annotated[(kind, *marks, _ACCEPTING[kind])] if kind in _ACCEPTING else hint
 
 
 def _as_text(value: Any) -> Any:
@@ -193,64 +181,56 @@ def _as_texts(value: Any) -> Any:
 def _in_64_bits(value: int) -> int:
     if -_BITS <= value < _BITS:
         return value
-    if value > 0:
-        raise PydanticCustomError("less_than_equal", "large", {"le": _BITS - 1})
-    raise PydanticCustomError("bits", "small")
+    raise ValueError
+
+
+_Word: TypeAlias = str | int | float | bool
+_ACCEPTING = {
+    int: AfterValidator(_in_64_bits),
+    str: BeforeValidator(_as_text, json_schema_input_type=_Word),
+}
 
 
 def _refusal(
-    errors: list[ErrorDetails], path: str, given: Any, options: Mapping[str, Option],
+    error: ValidationError, path: str, given: Any, hints: Mapping[str, Any],
     names: Mapping[str, str],
 ) -> str:  # fmt: skip
-    """Return an error message: which value is wrong, what was expected, and how to fix it."""
-    places = [_at(error, path, given, options) for error in errors]
+    """Return an error message: which value is wrong, what was expected, and how to fix it.
+
+    `hints` are the types of the options by key path.
+    """
+    errors = error.errors(include_url=False)
     # Report a misspelt key first, then the key that is missing because of it. (The location of an
     # item that is missing from a list ends with a number.)
     missing = [e["type"] == "missing" and isinstance(e["loc"][-1], str) for e in errors]
     i = missing.index(False) if False in missing else 0
-    at, value = places[i]
+    at, value = _at(errors[i], path, given, hints)
     if missing[i]:
         fix = f"Set it in the file, or with --{at} VALUE. `fedshot data list` lists the sources."
         return f"{at} is not set, and there is no default" + (
             f". {fix}" if at.startswith("data.") else f"; add --{at} VALUE."
         )
-    if at not in options:
-        if errors[i]["type"] in _UNKNOWN:
+    if at not in hints:
+        if errors[i]["type"] in ("extra_forbidden", "invalid_key"):
             return unknown_option(next(flat({at: value}))[0], names)
-        below = ", ".join(sorted(one for one in options if one.startswith(f"{at}.")))
+        below = ", ".join(sorted(one for one in hints if one.startswith(f"{at}.")))
         return f"{at} is {value!r}; expected keys and values below it: {below}."
-    # If an option allows several types, report the one that the value has but exceeds in range.
-    here = [error for error, place in zip(errors, places, strict=True) if place[0] == at]
-    for error in here:
-        if error["type"] in _RANGES:
-            bounds = {name: shown(n).removesuffix(".0") for name, n in error.get("ctx", {}).items()}
-            expected = _RANGES[error["type"]].format_map(bounds)
-            return f"{at} is {shown(error['input'])}; expected {expected}."
-    hint = options[at].hint
-    if get_origin(hint) is Literal and isinstance(value, str):
-        return f"{at} is {shown(value)}. {nearest(value, map(str, get_args(hint)))}"
-    fix = " It has no options below it." if isinstance(value, Mapping) else ""
-    if isinstance(value, str) and _fits_unquoted(value, hint):
+    if get_origin(hints[at]) is Literal and isinstance(value, str):
+        return f"{at} is {shown(value)}. {nearest(value, map(str, get_args(hints[at])))}"
+    expected, fix = words(hints[at]), ""
+    if errors[i]["type"] in _EXPECTED:
+        expected = expected.replace("number", _EXPECTED[errors[i]["type"]])
+    if isinstance(value, Mapping):
+        fix = " It has no options below it."
+    if isinstance(value, str) and "number" in expected and _NUMBER.fullmatch(value):
         fix = " Leave out the quotes."
-    return f"{at} is {shown(value)}; expected {words(hint)}.{fix}"
+    return f"{at} is {shown(value)}; expected {expected}.{fix}"
 
 
-def _at(
-    error: ErrorDetails, path: str, given: Any, options: Mapping[str, Option]
-) -> tuple[str, Any]:
+def _at(error: ErrorDetails, path: str, given: Any, hints: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the key path and value of an error, without pydantic's names of union members."""
     for key in error["loc"]:
-        if path in options or not isinstance(given, Mapping):
+        if path in hints or not isinstance(given, Mapping):
             break
         path, given = f"{path}.{key}", given.get(key)
     return path, given
-
-
-def _fits_unquoted(value: str, hint: Any) -> bool:
-    for number in (int, float):
-        try:
-            _value_adapter(hint).validate_python(number(value))
-            return True
-        except ValueError:
-            continue
-    return False

@@ -7,6 +7,7 @@ from pydantic import Field
 AtLeast0: TypeAlias = Annotated[int, Field(ge=0)]
 AtLeast1: TypeAlias = Annotated[int, Field(ge=1)]
 Episodes: TypeAlias = Annotated[int, Field(le=1_000_000)]
+Width: TypeAlias = Annotated[int, Field(le=65_536)]
 Cores: TypeAlias = Annotated[int, Field(ge=1, le=1024)]
 Above0: TypeAlias = Annotated[float, Field(gt=0)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]

@@ -117,7 +117,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     try:
         # Not `safe_open`, which leaks two objects for every tensor. Tensors are copied, because
         # results may depend on where in memory a tensor begins.
-        loaded, header = load(data), _header(data)
+        loaded, header = load(data), data[8 : 8 + int.from_bytes(data[:8], "little")]
         del data  # so that memory holds the content twice, not three times, while it is copied
         flat = {name: loaded.pop(name).clone() for name in list(loaded)}
     except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
@@ -132,11 +132,6 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     if _hash(flat, text) != sha:
         raise CheckpointError(f"{path} is damaged: its content differs from the hash inside it")
     return flat, records.parse(text.encode(), dict[str, Any], str(path)), sha
-
-
-def _header(data: bytes) -> bytes:
-    """Return the header of a safetensors file, as JSON."""
-    return data[8 : 8 + int.from_bytes(data[:8], "little")]
 
 
 def _hash(flat: Mapping[str, Tensor], notes: str) -> str:

@@ -124,6 +124,6 @@ def long_names(text: str) -> list[str]:
     return sorted(set(re.findall(r"--[a-z][a-z-]*", text)))
 
 
-def joined(words: Sequence[str]) -> str:
+def joined(words: Sequence[str], last: str = "and") -> str:
     """Return e.g. "a, b and c"."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import Width
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.models.layers import init_linear, init_linear_head, linear
@@ -43,7 +44,7 @@ class LinearHead:
             one for each class of the dataset.
     """
 
-    way: int = 5
+    way: Width = 5
 
     def __post_init__(self) -> None:
         _check_way(self.way)
@@ -67,8 +68,8 @@ class TwoLayerHead:
         hidden: width of the hidden layer.
     """
 
-    way: int = 5
-    hidden: int = 128
+    way: Width = 5
+    hidden: Width = 128
 
     def __post_init__(self) -> None:
         _check_way(self.way)
@@ -121,7 +122,7 @@ class CosineHead:
         scale: factor of the cosine.
     """
 
-    way: int = 5
+    way: Width = 5
     scale: float = 10.0
 
     def __post_init__(self) -> None:

@@ -28,21 +28,7 @@ from fedshot.nn.optim import Optimizer
 class FRLFinetune(Pretrained):
     """A classifier of the base classes, fine-tuned by a group of clients in a few rounds.
 
-    Args:
-        model: backbone, and a head as wide as the widest test episode.
-        episode: its `augment` is used for the batches of pre-training.
-        classes: numbers of the base classes in the dataset.
-        test_rounds: number of rounds at test, R.
-        inner_lr: step size of the clients of a test group.
-        local_steps: passes of a client over its supports in each round of a test, E.
-        inner_batch: examples per step; null for all supports of a client, in one step per pass.
-        prepare_by: who takes the optimiser's step in pre-training: the "server", on the mean
-            gradient, or each of the "clients", with a fresh optimiser in every round.
-        prepare_steps: steps of a local update in pre-training; must be 1 if the server takes them.
-        batch: examples per step of pre-training.
-        optimizer: the optimiser of pre-training.
-        decay: factor of the step size in pre-training after `decay_round` communication rounds.
-        decay_round: communication rounds before the decay; 0 for no decay.
+    The options are those of `Pretrained`.
     """
 
     name: ClassVar[str] = "frl_finetune"

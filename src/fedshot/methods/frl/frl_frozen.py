@@ -30,17 +30,10 @@ from fedshot.protocol.method import Traits
 class FRLFrozen(Pretrained):
     """A frozen encoder and the class means of a group of clients, in one exchange.
 
+    The other options are those of `Pretrained`.
+
     Args:
         model: backbone; a head is not used.
-        episode: its `augment` is used for the batches of pre-training.
-        classes: numbers of the base classes in the dataset.
-        prepare_by: who takes the optimiser's step in pre-training: the "server", on the mean
-            gradient, or each of the "clients", with a fresh optimiser in every round.
-        prepare_steps: steps of a local update in pre-training; must be 1 if the server takes them.
-        batch: examples per step of pre-training.
-        optimizer: the optimiser of pre-training.
-        decay: factor of the step size in pre-training after `decay_round` communication rounds.
-        decay_round: communication rounds before the decay; 0 for no decay.
     """
 
     name: ClassVar[str] = "frl_frozen"

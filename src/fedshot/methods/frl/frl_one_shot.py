@@ -46,27 +46,15 @@ from fedshot.protocol.reducers import Gather
 class FRLOneShot(Pretrained):
     """A classifier of the base classes, fine-tuned by the best of many clients in a few rounds.
 
+    The other options are those of `Pretrained`.
+
     Args:
-        model: backbone, and a head as wide as the widest test episode.
-        episode: its `augment` is used for the batches of pre-training.
-        classes: numbers of the base classes in the dataset.
-        test_rounds: number of rounds at test, R.
-        inner_lr: step size of the clients of a test group.
-        local_steps: passes of a client over its supports in each round of a test, E.
-        inner_batch: examples per step; null for all supports of a client, in one step per pass.
         candidates: number of models that are fine-tuned in a round of a test, one per client; 0 for
             all clients of the group and its spare ones (test.group.spare). With more candidates
             than clients, each client's supports are split among several.
         keep: number of candidates selected, those with the best held-out accuracy.
         holdout: share of a candidate's supports of each class that it holds out.
         last: in the last round, "average" the selected models, or "ensemble" their predictions.
-        prepare_by: who takes the optimiser's step in pre-training: the "server", on the mean
-            gradient, or each of the "clients", with a fresh optimiser in every round.
-        prepare_steps: steps of a local update in pre-training; must be 1 if the server takes them.
-        batch: examples per step of pre-training.
-        optimizer: the optimiser of pre-training.
-        decay: factor of the step size in pre-training after `decay_round` communication rounds.
-        decay_round: communication rounds before the decay; 0 for no decay.
     """
 
     name: ClassVar[str] = "frl_one_shot"

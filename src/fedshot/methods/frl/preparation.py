@@ -48,7 +48,24 @@ class Prepared(NamedTuple):
 class Pretrained(FewRoundMethod[Prepared]):
     """A method that pre-trains a classifier; a group fine-tunes its encoder under a fresh head.
 
-    The encoder trains with batch statistics and keeps the running ones, whatever the test uses.
+    The encoder trains with batch statistics and keeps the running ones, whatever the test uses. It
+    is not a dataclass: each subclass declares the fields below that it has, in its own order.
+
+    Args:
+        model: backbone, and a head as wide as the widest test episode.
+        episode: its `augment` is used for the batches of pre-training.
+        classes: numbers of the base classes in the dataset.
+        test_rounds: number of rounds at test, R.
+        inner_lr: step size of the clients of a test group.
+        local_steps: passes of a client over its supports in each round of a test, E.
+        inner_batch: examples per step; null for all supports of a client, in one step per pass.
+        prepare_by: who takes the optimiser's step in pre-training: the "server", on the mean
+            gradient, or each of the "clients", with a fresh optimiser in every round.
+        prepare_steps: steps of a local update in pre-training; must be 1 if the server takes them.
+        batch: examples per step of pre-training.
+        optimizer: the optimiser of pre-training.
+        decay: factor of the step size in pre-training after `decay_round` communication rounds.
+        decay_round: communication rounds before the decay; 0 for no decay.
     """
 
     classes: tuple[int, ...]

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.ranges import Width
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.kernels import fused, stem, tensors
@@ -85,7 +86,7 @@ class MLP:
     vmappable: ClassVar[bool] = True
     norm_policies: ClassVar[tuple[str, ...]] = ("running",)
 
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[Width, ...] = (64, 64)
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -135,9 +136,9 @@ class Conv4:
     vmappable: ClassVar[bool] = True
     norm_policies: ClassVar[tuple[str, ...]] = ("running", "support", "transductive")
 
-    width: int = 64
+    width: Width = 64
     dropout: float = 0.0
-    features: int = 0
+    features: Width = 0
     order: Literal["norm_relu", "relu_norm"] = "norm_relu"
 
     def __post_init__(self) -> None:

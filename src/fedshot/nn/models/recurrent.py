@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.ranges import Width
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.models.cells import GRU_GATES, LSTM_GATES
@@ -39,7 +40,7 @@ class GRU:
     takes: ClassVar[Literal["text"]] = "text"
     norm_policies: ClassVar[tuple[str, ...]] = ("running",)
 
-    hidden: int = 128
+    hidden: Width = 128
     kernel: Kernel = "fused"
 
     def __post_init__(self) -> None:
@@ -86,9 +87,9 @@ class BiLSTM:
     takes: ClassVar[Literal["text"]] = "text"
     norm_policies: ClassVar[tuple[str, ...]] = ("running",)
 
-    hidden: int = 50
+    hidden: Width = 50
     pooling: Literal["last", "mean", "attention"] = "last"
-    attention: int = 64
+    attention: Width = 64
     kernel: Kernel = "fused"
 
     def __post_init__(self) -> None:

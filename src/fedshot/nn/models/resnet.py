@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import Width
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.kernels import residual, tensors
@@ -69,12 +70,12 @@ class ResNet12:
     vmappable: ClassVar[bool] = True
     norm_policies: ClassVar[tuple[str, ...]] = ("running", "support", "transductive")
 
-    widths: tuple[int, int, int, int] = (64, 128, 256, 512)
+    widths: tuple[Width, Width, Width, Width] = (64, 128, 256, 512)
     dropblock: float = 0.1
-    block_size: int | None = None
+    block_size: Width | None = None
     dropout: float = 0.0
     slope: float = 0.1
-    features: int = 0
+    features: Width = 0
 
     def __post_init__(self) -> None:
         if len(self.widths) != BLOCKS or min(self.widths) < 1:
