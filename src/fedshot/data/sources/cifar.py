@@ -20,8 +20,8 @@ from fedshot.data.dataset import Dataset, Ints, Pixels, check_classes
 from fedshot.data.files import pickled
 from fedshot.data.files.archives import Archive, opened
 from fedshot.data.files.cache import Labels, Put, cached
-from fedshot.data.files.images import decoded, photo
-from fedshot.data.sources.source import Source, dataset_folder, find_images
+from fedshot.data.files.images import photo
+from fedshot.data.sources.source import Member, Source, dataset_folder, find_images, put_images
 from fedshot.data.sources.splits.published import PUBLISHED, packaged, read_split_files, to_split
 
 _SIDE = 32
@@ -89,11 +89,8 @@ class Cifar100(CifarFiles):
         known = ("cifar-100-python.tar.gz", "cifar-100-python")
         folder, dataset = self.read(data_dir, "cifar100", known, names)
         paths = [folder / "splits" / f"{self.variant}_{part}.txt" for part in PUBLISHED]
-        lists = read_split_files(paths)
-        if lists is not None:
-            split = to_split(paths, lists, names, _COUNTS[self.variant])
-        else:
-            split = to_split(self.variant, packaged("cifar100")[self.variant], names)
+        lists = read_split_files(paths, _COUNTS[self.variant])
+        split = to_split(paths, lists or packaged("cifar100")[self.variant], names)
         return replace(dataset, name=self.variant, standard=split)
 
 
@@ -116,25 +113,23 @@ def _build(place: Path, name: str, names: tuple[str, ...], put: Put) -> Labels:
 
 def _from_pngs(archive: Archive, name: str, names: tuple[str, ...], put: Put) -> Labels:
     """Read PNG files from class folders, which may be in folders `train` and `test`."""
-    numbers = {class_name: c for c, class_name in enumerate(names)}
-    rows: list[tuple[int, bool, str]] = []  # class, False in the folder `train`, member
-    for member in archive.names:
-        if not member.endswith(".png"):
+    rows: list[tuple[int, bool, str, Member]] = []  # class, False in the folder `train`, file
+    for path in archive.names:
+        if not path.endswith(".png"):
             continue
-        *above, class_name, _ = ("", *member.split("/"))
-        if class_name not in numbers:
+        *above, class_name, file = ("", *path.split("/"))
+        if class_name not in names:
             raise DataError(
-                f"{archive.path}: {member} lies in {class_name!r}, which is no class of {name}. "
-                f"{nearest(class_name, numbers)}"
+                f"{archive.path}: {path} lies in {class_name!r}, which is no class of {name}. "
+                f"{nearest(class_name, names)}"
             )
-        rows.append((numbers[class_name], above[-1:] != ["train"], member))
-    rows.sort(key=lambda row: (row[0], row[1], row[2].rsplit("/", 1)[-1]))
+        member = Member(class_name, archive, path)
+        rows.append((names.index(class_name), above[-1:] != ["train"], file, member))
+    rows.sort(key=lambda row: row[:3])
     remedy = "Fetch the file again; CIFAR's images have one size."
-    y = _labels(archive.path, [row[0] for row in rows], names)
     convert = partial(photo, size=_SIDE, resize=False, remedy=remedy)
-    shape = (_SIDE, _SIDE, 3)
-    put((len(rows), *shape), decoded(archive, [row[2] for row in rows], shape, convert))
-    return Labels(y, names)
+    members = [row[3] for row in rows]
+    return put_images(put, members, names, (_SIDE, _SIDE, 3), convert, where=archive.path)
 
 
 class _Batch(NamedTuple):
@@ -172,8 +167,10 @@ def _from_pickles(archive: Archive, name: str, names: tuple[str, ...], put: Put)
             block = images[order[start : start + _ROWS]].reshape(-1, 3, _SIDE, _SIDE)
             yield block.transpose(0, 2, 3, 1)
 
+    y = labels[order]
+    check_classes(archive.path, "images", y, names, "Fetch the file again.")
     put((len(order), _SIDE, _SIDE, 3), blocks())
-    return Labels(_labels(archive.path, labels[order].tolist(), names), names)
+    return Labels(y, names)
 
 
 def _read(archive: Archive, member: str) -> dict[str, Any]:
@@ -204,9 +201,3 @@ def _batch(archive: Archive, member: str, label: str, n: int) -> _Batch:
         )
     # An array of numpy strings would give every name the length of the longest.
     return _Batch(images, y, np.array(files, dtype=object))
-
-
-def _labels(path: Path, y: list[int], names: tuple[str, ...]) -> Ints:
-    labels = np.array(y, dtype=np.int64)
-    check_classes(path, "images", labels, names, "Fetch the file again.")
-    return labels

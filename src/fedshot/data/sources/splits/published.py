@@ -11,9 +11,8 @@ data replace them. Sources of the lists:
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -47,11 +46,34 @@ def all_exist(paths: Sequence[Path]) -> bool:
     return all(there)
 
 
-def read_split_files(paths: Sequence[Path]) -> dict[str, list[str]] | None:
-    """Return part -> class names from the three split files, or None if they do not exist."""
+def read_split_files(
+    paths: Sequence[Path],
+    counts: Sequence[int | None] = (None, None, None),
+    words: Callable[[str], Iterable[str]] = str.split,
+) -> dict[str, list[str]] | None:
+    """Return part -> class names from the three split files, or None if they do not exist.
+
+    Args:
+        paths: the files of the base, validation and novel classes.
+        counts: the number of classes that each file must list, if known.
+        words: returns the class names in the text of a file.
+    """
     if not all_exist(paths):
         return None
-    return {part: read_text(path).split() for part, path in zip(PARTS, paths, strict=True)}
+    lists: dict[str, list[str]] = {}
+    for part, path, count in zip(PARTS, paths, counts, strict=True):
+        lists[part] = list(dict.fromkeys(words(read_text(path))))
+        check_count(path, part, lists[part], count)
+    return lists
+
+
+def check_count(where: object, part: str, names: Collection[str], expected: int | None) -> None:
+    """Raise DataError if a list of classes has not the expected length."""
+    if expected is not None and len(names) != expected:
+        raise DataError(
+            f"{where} lists {len(names)} {part} classes; expected {expected}. Fetch the lists of "
+            "the split again, or remove the three to use the published one."
+        )
 
 
 def read_text(path: Path) -> str:
@@ -62,19 +84,8 @@ def read_text(path: Path) -> str:
         raise DataError(f"{path} cannot be read as text ({error}). Fetch it again.") from error
 
 
-def csv_rows_of(where: object, text: str) -> list[list[str]]:
-    """Return the rows of a csv text that are not empty; errors name `where`, its file."""
-    try:
-        return [row for row in csv.reader(text.splitlines()) if row]
-    except csv.Error as error:
-        raise DataError(f"{where} is not a csv file ({error}). Fetch it again.") from error
-
-
 def to_split(
-    where: object,
-    lists: Mapping[str, Iterable[str]],
-    class_names: Sequence[str],
-    counts: tuple[int, int, int] | None = None,
+    where: object | Sequence[Path], lists: Mapping[str, Iterable[str]], class_names: Sequence[str]
 ) -> ClassSplit:
     """Return the class split given by three lists of names.
 
@@ -82,23 +93,14 @@ def to_split(
         where: what errors name as the origin of the lists: one name, or a list of the three files.
         lists: part -> class names.
         class_names: class names of the dataset.
-        counts: the number of classes that each part must have, if known.
     """
     places = where if isinstance(where, list) else [where] * len(PARTS)
     numbers = {name: c for c, name in enumerate(class_names)}
-    parts: list[tuple[int, ...]] = []
-    for i, part in enumerate(PARTS):
-        names = list(lists[part])
-        if counts is not None and len(set(names)) != counts[i]:
-            raise DataError(
-                f"{places[i]} lists {len(set(names))} {part} classes; expected {counts[i]}. Fetch "
-                "the split again, or remove it to use the published one."
-            )
-        for name in names:
+    for place, part in zip(places, PARTS, strict=True):
+        for name in lists[part]:
             if name not in numbers:
                 raise DataError(
-                    f"{places[i]} names class {name!r}, of which the data has no image. "
+                    f"{place} names class {name!r}, of which the data has no image. "
                     f"{nearest(name, numbers)} Fetch the split and the data again."
                 )
-        parts.append(tuple(sorted(numbers[name] for name in names)))
-    return ClassSplit(*parts)
+    return ClassSplit(*(tuple(sorted(numbers[name] for name in lists[part])) for part in PARTS))
