@@ -82,22 +82,19 @@ class Dirichlet:
         # The most (client, class) pairs that can get enough images in any draw.
         pairs = sum(min(self.clients, n // spec.min_images) for n in sizes)
         draws = 1 + self.redraws if pairs >= self.clients * spec.min_classes else 1
-        best, most = 0, -1
+        best: list[Ints] = []
+        most = -1
         for attempt in range(draws):
-            able = np.zeros(self.clients, dtype=np.int64)
-            for got in self._counts(sizes, key.at("dirichlet", attempt)):
-                able += got >= spec.min_images
+            drawn = list(self._counts(sizes, key.at("dirichlet", attempt)))
+            able = sum(got >= spec.min_images for got in drawn)
             served = int((able >= spec.min_classes).sum())
             if served > most:
-                best, most = attempt, served
+                best, most = drawn, served
             if served == self.clients:
                 break
-        owners = [
-            np.repeat(np.arange(self.clients, dtype=np.int64), got)
-            for got in self._counts(sizes, key.at("dirichlet", best))
-        ]
         rows = np.concatenate([rows for _, rows in pool])
-        return ClientSplit(Partition.by_owner(rows, np.concatenate(owners), self.clients))
+        owners = np.concatenate([np.repeat(np.arange(self.clients), got) for got in best])
+        return ClientSplit(Partition.by_owner(rows, owners, self.clients))
 
     def _counts(self, sizes: list[int], key: Key) -> Iterator[Ints]:
         """Yield, for each class, the number of its images that each client gets."""

@@ -56,16 +56,13 @@ class Omniglot(Source):
         lists = read_split_files(own)
         build = partial(_build, places, self.size)
         dataset = cached("omniglot", places, {"size": self.size}, build)
-        if lists is not None:
-            split = to_split(own, lists, dataset.class_names)
-        else:
-            if dataset.n_classes != _CHARACTERS:
-                raise DataError(
-                    f"{folder} holds {dataset.n_classes} characters, expected {_CHARACTERS}. Fetch "
-                    "both halves again, or add a split of your own as "
-                    "splits_vinyals/{train,val,test}.txt."
-                )
-            split = to_split("the split of Vinyals et al.", _published(), dataset.class_names)
+        if lists is None and dataset.n_classes != _CHARACTERS:
+            raise DataError(
+                f"{folder} holds {dataset.n_classes} characters, expected {_CHARACTERS}. Fetch "
+                "both halves again, or add a split of your own as "
+                "splits_vinyals/{train,val,test}.txt."
+            )
+        split = to_split(own, lists or _published(), dataset.class_names)
         return replace(dataset, standard=split)
 
 

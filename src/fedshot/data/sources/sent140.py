@@ -22,8 +22,7 @@ from fedshot.core.errors import DataError
 from fedshot.core.regular_files import read_regular
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints, check_classes
-from fedshot.data.sources.embedding import TextOptions
-from fedshot.data.sources.glove import Keep
+from fedshot.data.sources.embedding import Keep, TextOptions
 from fedshot.data.sources.source import Source, dataset_folder
 from fedshot.data.sources.texts import csv_rows, unique_keys
 from fedshot.data.sources.tokenizer import tokenize
