@@ -118,11 +118,8 @@ class _Names:
         known: Collection[int] = range(data.n_classes)
         what = "class numbers are"
         if len(self._values) == data.n_classes:
-            chosen, known, what = (
-                by_name,
-                set(self._values.values()),
-                "class names are the integers",
-            )
+            chosen, known = by_name, set(self._values.values())
+            what = "class names are the integers"
         elif by_name and by_name != list(by_position):
             raise DataError(
                 f"{part}: {entry!r} is ambiguous in {data.name}, where some class names are "

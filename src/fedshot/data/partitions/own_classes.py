@@ -18,6 +18,7 @@ from fedshot.core.errors import DataError
 from fedshot.core.ranges import Above0, AtLeast0, AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.episodes.episode import shuffled_classes
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.dirichlet import check_alpha, counts, shares
 from fedshot.data.partitions.partition import (
@@ -25,7 +26,6 @@ from fedshot.data.partitions.partition import (
     Partition,
     check_client_split,
     check_least,
-    shuffled_classes,
 )
 
 _Drawn: TypeAlias = list[tuple[int, Ints, int]]  # client, rows of one class, number to train on

@@ -14,6 +14,7 @@ from fedshot.core.errors import DataError
 from fedshot.core.ranges import Above0, AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.episodes.episode import shuffled_classes
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.dirichlet import check_alpha, counts, shares
 from fedshot.data.partitions.partition import (
@@ -21,7 +22,6 @@ from fedshot.data.partitions.partition import (
     Partition,
     check_client_split,
     check_least,
-    shuffled_classes,
 )
 
 
@@ -86,7 +86,7 @@ class Dirichlet:
         most = -1
         for attempt in range(draws):
             drawn = list(self._counts(sizes, key.at("dirichlet", attempt)))
-            able = sum(got >= spec.min_images for got in drawn)
+            able = np.sum([got >= spec.min_images for got in drawn], axis=0)
             served = int((able >= spec.min_classes).sum())
             if served > most:
                 best, most = drawn, served

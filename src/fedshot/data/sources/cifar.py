@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -46,17 +46,12 @@ class CifarFiles(Source):
 
     file: str | None = None
 
-    def read(
-        self, data_dir: Path | None, name: str, known: tuple[str, str], names: tuple[str, ...]
-    ) -> tuple[Path, Dataset]:
-        """Return the dataset's folder and the dataset; the first call fills the cache on disk.
+    name: ClassVar[str]
+    known: ClassVar[tuple[str, str]]  # the publisher's archive, and the folder unpacked from it
 
-        Args:
-            data_dir: the folder of datasets.
-            name: name of the dataset.
-            known: names of the publisher's archive and of the folder unpacked from it.
-            names: names of the classes.
-        """
+    def read(self, data_dir: Path | None, names: tuple[str, ...]) -> tuple[Path, Dataset]:
+        """Return the folder and the dataset of these classes; the first call fills the cache."""
+        name, known = self.name, self.known
         folder = dataset_folder(data_dir, name, f"{known[0]}, or PNG files")
         place = find_images(folder, name, self.file, known)
         if place is None and any((folder / n).is_dir() for n in ("train", "test", names[0])):
@@ -78,6 +73,8 @@ class Cifar100(CifarFiles):
         variant: the split: "fc100", by superclasses, or "cifar_fs", by classes.
     """
 
+    name: ClassVar[str] = "cifar100"
+    known: ClassVar[tuple[str, str]] = ("cifar-100-python.tar.gz", "cifar-100-python")
     variant: Literal["fc100", "cifar_fs"] = "fc100"
 
     def __post_init__(self) -> None:
@@ -86,8 +83,7 @@ class Cifar100(CifarFiles):
     def load(self, data_dir: Path | None) -> Dataset:
         """Return the dataset; the first call decodes all images into the cache on disk."""
         names = tuple(packaged("cifar100")["classes"])
-        known = ("cifar-100-python.tar.gz", "cifar-100-python")
-        folder, dataset = self.read(data_dir, "cifar100", known, names)
+        folder, dataset = self.read(data_dir, names)
         paths = [folder / "splits" / f"{self.variant}_{part}.txt" for part in PUBLISHED]
         lists = read_split_files(paths, _COUNTS[self.variant])
         split = to_split(paths, lists or packaged("cifar100")[self.variant], names)
@@ -98,10 +94,12 @@ class Cifar100(CifarFiles):
 class Cifar10(CifarFiles):
     """Photographs of 10 classes from `<data_dir>/cifar10`; they have no few-shot split."""
 
+    name: ClassVar[str] = "cifar10"
+    known: ClassVar[tuple[str, str]] = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
+
     def load(self, data_dir: Path | None) -> Dataset:
         """Return the dataset; the first call decodes all images into the cache on disk."""
-        known = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
-        return self.read(data_dir, "cifar10", known, CIFAR10)[1]
+        return self.read(data_dir, CIFAR10)[1]
 
 
 def _build(place: Path, name: str, names: tuple[str, ...], put: Put) -> Labels:
