@@ -111,18 +111,19 @@ def _build(place: Path, name: str, names: tuple[str, ...], put: Put) -> Labels:
 
 def _from_pngs(archive: Archive, name: str, names: tuple[str, ...], put: Put) -> Labels:
     """Read PNG files from class folders, which may be in folders `train` and `test`."""
+    numbers = {class_name: c for c, class_name in enumerate(names)}
     rows: list[tuple[int, bool, str, Member]] = []  # class, False in the folder `train`, file
     for path in archive.names:
         if not path.endswith(".png"):
             continue
         *above, class_name, file = ("", *path.split("/"))
-        if class_name not in names:
+        if class_name not in numbers:
             raise DataError(
                 f"{archive.path}: {path} lies in {class_name!r}, which is no class of {name}. "
                 f"{nearest(class_name, names)}"
             )
         member = Member(class_name, archive, path)
-        rows.append((names.index(class_name), above[-1:] != ["train"], file, member))
+        rows.append((numbers[class_name], above[-1:] != ["train"], file, member))
     rows.sort(key=lambda row: row[:3])
     remedy = "Fetch the file again; CIFAR's images have one size."
     convert = partial(photo, size=_SIDE, resize=False, remedy=remedy)

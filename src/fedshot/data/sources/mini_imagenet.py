@@ -22,6 +22,7 @@ from fedshot.data.sources.splits.published import (
     PUBLISHED,
     all_exist,
     check_count,
+    csv_rows_of,
     packaged,
     read_text,
     to_split,
@@ -131,19 +132,16 @@ def _listed(archive: Archive, own: Sequence[Path]) -> _Rows | None:
 
 
 def _rows(where: object, text: str) -> list[tuple[str, str]]:
-    lines = [line for line in text.splitlines() if line]
-    if not lines or lines[0] != "filename,label":
+    rows = csv_rows_of(where, text)
+    if not rows or rows[0] != ["filename", "label"]:
         raise DataError(f"{where} does not begin with `filename,label`. Fetch the official file.")
-    rows = []
-    for i, line in enumerate(lines[1:], start=2):
-        file, _, c = line.partition(",")
-        if not file or not c or "," in c or "/" in file or "\\" in file:
+    for i, row in enumerate(rows, start=1):
+        if len(row) != 2 or not all(row) or "/" in row[0] or "\\" in row[0]:
             raise DataError(
-                f"{where}, row {i}: {line[:80]!r}; expected a file name without folders, and a "
-                "class. Fetch the official file."
+                f"{where}, row {i}: {','.join(row)[:80]!r}; expected a file name without folders, "
+                "and a class. Fetch the official file."
             )
-        rows.append((file, c))
-    return rows
+    return [(file, c) for file, c in rows[1:]]
 
 
 def _matched(archive: Archive, rows: _Rows) -> list[Member]:

@@ -128,7 +128,7 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     The keys of a row that is an array are "0", "1" and so on. Blank lines are skipped.
     """
-    with _readable(path), open_regular(path) as file:
+    with readable(path), open_regular(path) as file:
         lines = _lines(path, file)
         start, first = next(lines, (0, b""))
         if not start:
@@ -164,7 +164,7 @@ def csv_rows(path: Path, encoding: str, separator: str = ",") -> Iterator[tuple[
 
     try:
         with (
-            _readable(path),
+            readable(path),
             open_regular(path) as file,
             io.TextIOWrapper(file, encoding=encoding, newline="") as text,
         ):
@@ -235,7 +235,8 @@ def _missing(key: str, row: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
+    """Turn an OSError into a DataError that names the file."""
     try:
         yield
     except OSError as error:

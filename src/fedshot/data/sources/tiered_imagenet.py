@@ -56,8 +56,4 @@ class TieredImageNet(ImageNetSubset):
 def class_lists(folder: Path) -> dict[str, list[str]]:
     """Return part -> classes, from csv files in the folder, or else the published lists."""
     paths = [folder / f"{part}.csv" for part in PUBLISHED]
-    return read_split_files(paths, _COUNTS, _first_column) or packaged("tiered_imagenet")
-
-
-def _first_column(text: str) -> list[str]:
-    return [line.partition(",")[0] for line in text.splitlines() if line]
+    return read_split_files(paths, _COUNTS) or packaged("tiered_imagenet")

@@ -11,8 +11,9 @@ data replace them. Sources of the lists:
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -47,24 +48,31 @@ def all_exist(paths: Sequence[Path]) -> bool:
 
 
 def read_split_files(
-    paths: Sequence[Path],
-    counts: Sequence[int | None] = (None, None, None),
-    words: Callable[[str], Iterable[str]] = str.split,
+    paths: Sequence[Path], counts: Sequence[int | None] = (None, None, None)
 ) -> dict[str, list[str]] | None:
     """Return part -> class names from the three split files, or None if they do not exist.
 
-    Args:
-        paths: the files of the base, validation and novel classes.
-        counts: the number of classes that each file must list, if known.
-        words: returns the class names in the text of a file.
+    A .csv file has the class names in its first column; another file has words. `counts` are the
+    numbers of classes that the files must list, if known.
     """
     if not all_exist(paths):
         return None
     lists: dict[str, list[str]] = {}
     for part, path, count in zip(PARTS, paths, counts, strict=True):
-        lists[part] = list(dict.fromkeys(words(read_text(path))))
+        text = read_text(path)
+        is_csv = path.suffix == ".csv"
+        names = [row[0] for row in csv_rows_of(path, text)] if is_csv else text.split()
+        lists[part] = list(dict.fromkeys(names))
         check_count(path, part, lists[part], count)
     return lists
+
+
+def csv_rows_of(where: object, text: str) -> list[list[str]]:
+    """Return the rows of a csv text that are not empty; errors name `where`, its file."""
+    try:
+        return [row for row in csv.reader(text.splitlines()) if row]
+    except csv.Error as error:
+        raise DataError(f"{where} is not a csv file ({error}). Fetch it again.") from error
 
 
 def check_count(where: object, part: str, names: Collection[str], expected: int | None) -> None:
