@@ -161,8 +161,8 @@ def test_many_classes_are_not_all_listed_in_an_error():
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        ((["0-9"], [], ["1"]), r"'0-9' is not a class or range .* 0\.\.3"),
-        ((["2-1"], [], ["0"]), "smaller end first"),
+        ((["0-9"], [], ["1"]), r"'0-9' is not a class or range .* 0 to 3"),
+        ((["2-1"], [], ["0"]), "the smaller one first"),
         ((["0-2"], ["2"], ["3"]), r"class number 2 occurs twice .*base, validation\).*disjoint"),
         ((["0", "0"], [], ["3"]), "class number 0 occurs twice"),
         (([], [], ["3"]), "no base classes"),

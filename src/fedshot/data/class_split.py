@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -65,11 +65,13 @@ class ClassSplit:
         some are, an entry that means other classes by name than by position raises DataError.
         """
         names = _Names(dataset)
-
-        def read(part: str, entries: Sequence[str]) -> tuple[int, ...]:
-            return tuple(sorted(c for entry in entries for c in names.read(part, str(entry))))
-
-        return cls(read("base", base), read("validation", validation), read("novel", novel))
+        parts = {"base": base, "validation": validation, "novel": novel}
+        return cls(
+            *(
+                tuple(sorted(c for entry in entries for c in names.read(part, str(entry))))
+                for part, entries in parts.items()
+            )
+        )
 
     @classmethod
     def at_random(
@@ -84,13 +86,9 @@ class ClassSplit:
                 f"cannot split {dataset.name} into {n_base} base, {n_validation} validation and "
                 f"{n_novel} novel classes; it has {len(held)} classes{besides}. Ask for fewer."
             )
-        order = held[key.at("classes").numpy().permutation(len(held))[:n]].tolist()
-        ends = (n_base, n_base + n_validation)
-        return cls(
-            tuple(sorted(order[: ends[0]])),
-            tuple(sorted(order[ends[0] : ends[1]])),
-            tuple(sorted(order[ends[1] :])),
-        )
+        order = held[key.at("classes").numpy().permutation(len(held))[:n]]
+        parts = np.split(order, (n_base, n_base + n_validation))
+        return cls(*(tuple(sorted(part.tolist())) for part in parts))
 
 
 class _Names:
@@ -115,28 +113,26 @@ class _Names:
             raise DataError(f"{part}: {data.name} has no class {entry!r}. {_closest(entry, names)}")
         first, last = int(ends[1]), int(ends[2] or ends[1])
         by_name = [c for c, value in self._values.items() if first <= value <= last]
-        if len(self._values) == data.n_classes:
-            if first > last or not {first, last} <= set(self._values.values()):
-                low, high = min(self._values.values()), max(self._values.values())
-                raise DataError(
-                    f"{part}: {entry!r} is not a class or range of classes of {data.name}; its "
-                    f"class names are the integers {low} to {high}, and a range begins and ends "
-                    "with a name, the smaller one first"
-                )
-            return by_name
         by_position = range(first, last + 1)
-        if by_name and by_name != list(by_position):
+        chosen: Sequence[int] = by_position
+        known: Collection[int] = range(data.n_classes)
+        what = "class numbers are"
+        if len(self._values) == data.n_classes:
+            chosen, known = by_name, set(self._values.values())
+            what = "class names are the integers"
+        elif by_name and by_name != list(by_position):
             raise DataError(
                 f"{part}: {entry!r} is ambiguous in {data.name}, where some class names are "
                 f"integers: by name {_shown(names, by_name)}, by position "
                 f"{_shown(names, by_position)}. List the names of the classes."
             )
-        if first > last or last >= data.n_classes:
+        if first > last or first not in known or last not in known:
             raise DataError(
-                f"{part}: {entry!r} is not a class or range of classes of {data.name}; class "
-                f"numbers are 0..{data.n_classes - 1}, the smaller end first"
+                f"{part}: {entry!r} is not a class or range of classes of {data.name}; its {what} "
+                f"{min(known)} to {max(known)}, and a range begins and ends with one of them, the "
+                "smaller one first"
             )
-        return by_position
+        return chosen
 
 
 def _shown(names: Sequence[str], classes: Sequence[int]) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 
 from fedshot.data.dataset import Dataset, Ints
-from fedshot.data.tokens import Tokens
+from fedshot.data.tokens import Numbers, Tokens
 
 _MANY = 0.01  # share of identical examples above which the report gives advice
 _SOME = 512  # bytes from the middle of an image, which suffice to distinguish most
@@ -45,13 +44,10 @@ class Copies:
             rows, part = rows[full], part[full]
         n = len(rows)
         # Only images whose middle bytes equal those of another image are hashed in full.
-        twins = _repeated(_contents(dataset, rows, _SOME))
+        twins = _sizes(_contents(dataset, rows, _SOME)) > 1
         rows, part = rows[twins], part[twins]
-        contents = _contents(dataset, rows)
-        numbers: dict[Hashable, int] = {}
-        group = np.array([numbers.setdefault(one, len(numbers)) for one in contents], np.int64)
-        same = _sizes(group)
-        alike, beside = (_sizes(group, other) for other in (dataset.y[rows], part))
+        group = _contents(dataset, rows)
+        same, alike, beside = (_sizes(group, other) for other in (None, dataset.y[rows], part))
         counts = (same > 1, alike > 1, same > alike, same > beside)
         return cls(n, *(int(count.sum()) for count in counts))
 
@@ -69,22 +65,19 @@ class Copies:
         )
 
 
-def _contents(dataset: Dataset, rows: Ints, most: int | None = None) -> list[Hashable]:
-    """Return the content of each row: the words of a text, a hash of an image."""
-    x = dataset.x
+def _contents(dataset: Dataset, rows: Ints, most: int | None = None) -> Ints:
+    """Number the contents of rows: the words of a text, or a hash of (the middle of) an image."""
+    x, numbers = dataset.x, Numbers()
     if isinstance(x, Tokens):
         ends = zip(x.offsets[rows].tolist(), x.offsets[rows + 1].tolist(), strict=True)
-        return [x.ids[start:end].tobytes() for start, end in ends]
-    flat = x.reshape(len(x), -1)
-    size = flat.shape[1] if most is None else min(most, flat.shape[1])
-    start = (flat.shape[1] - size) // 2
-    held = (flat[row, start : start + size] for row in rows.tolist())
-    return [blake2b(one.data, digest_size=16).digest() for one in held]
-
-
-def _repeated(values: Sequence[Hashable]) -> Ints:
-    times = Counter(values)
-    return np.flatnonzero([times[value] > 1 for value in values])
+        found = (x.ids[start:end].tobytes().hex() for start, end in ends)
+    else:
+        flat = x.reshape(len(x), -1)
+        size = flat.shape[1] if most is None else min(most, flat.shape[1])
+        start = (flat.shape[1] - size) // 2
+        held = (flat[row, start : start + size] for row in rows.tolist())
+        found = (blake2b(one.data, digest_size=16).hexdigest() for one in held)
+    return np.array([numbers[content] for content in found], dtype=np.int64)
 
 
 def _sizes(group: Ints, other: Ints | None = None) -> Ints:

@@ -73,15 +73,16 @@ class Pictures:
                 "(grey), 3 (colour) or 4 (with transparency) channels."
             )
         grey = pixels[..., 0] if pixels.shape[2] == 1 else pixels
-        image = Image.fromarray(np.ascontiguousarray(grey))
-        return self._sized(image, name, Image.Resampling.BILINEAR)
+        return self._sized(Image.fromarray(np.ascontiguousarray(grey)), name)
 
     def _flat(self, image: Image.Image, name: object) -> Pixels:
         if not self.ink:
-            return self._sized(image, name, Image.Resampling.BILINEAR)
+            return self._sized(image, name)
         return 255 - self._sized(image, name, Image.Resampling.BOX)
 
-    def _sized(self, image: Image.Image, name: object, how: Image.Resampling) -> Pixels:
+    def _sized(
+        self, image: Image.Image, name: object, how: Image.Resampling = Image.Resampling.BILINEAR
+    ) -> Pixels:
         height, width, channels = self.shape
         if channels not in (1, 3):
             raise DataError(

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from fedshot.core.machine import cores
 from fedshot.core.text import count, duration
-from fedshot.data.sources.publishers import PUBLISHERS
-from fedshot.data.sources.verification import published_size
+from fedshot.data.sources.publishers import PUBLISHERS, published_size
 from fedshot.methods.registry import METHODS
 from fedshot.recipes import timing
 from fedshot.recipes.plan import examples

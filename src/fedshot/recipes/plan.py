@@ -16,8 +16,7 @@ from fedshot.config.schema import not_honest
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.text import count
 from fedshot.data.files.places import find_data_dir
-from fedshot.data.sources.publishers import PUBLISHERS
-from fedshot.data.sources.verification import published_size
+from fedshot.data.sources.publishers import PUBLISHERS, published_size
 from fedshot.methods.registry import METHODS
 from fedshot.methods.user_methods import FILES
 from fedshot.recipes.provenance import kinds, versions

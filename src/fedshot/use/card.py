@@ -11,7 +11,7 @@ from typing import Any
 from fedshot import __version__
 from fedshot.core import records
 from fedshot.data.example_inputs import Pictures
-from fedshot.data.sources.licences import LICENCES, UNKNOWN, VECTORS
+from fedshot.data.sources.publishers import LICENCES, NO_LICENCE, VECTORS
 from fedshot.runs.run_folder import RESULT
 from fedshot.runs.test_protocol import ResultJson, TestProtocol
 from fedshot.use.calibration import stored
@@ -232,7 +232,7 @@ def _limits(run: TrainedRun) -> list[str]:
 
 
 def _licence(run: TrainedRun) -> str:
-    known = LICENCES.get(run.config.settings["data"]["name"], UNKNOWN)
+    known = LICENCES.get(run.config.settings["data"]["name"], NO_LICENCE)
     return f"{known}; {VECTORS}" if run.facts.is_text else known
 
 

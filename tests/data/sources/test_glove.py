@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fedshot.core.errors import DataError, FedshotError
 from fedshot.data.files import bounded
-from fedshot.data.sources.glove import embed, find_vectors, load_vectors
+from fedshot.data.sources.embedding import TextOptions
+from fedshot.data.sources.glove import find_vectors, load_vectors
 
 LINES = b"the 0.5 1.5\n, -1 2e-1\ncat 3 4\nunk 7 8\n"
 
@@ -134,23 +135,27 @@ def test_vectors_are_found_by_path_by_name_and_by_dimension(tmp_path, monkeypatc
         find_vectors(None, 50, None)
 
 
+def embed(texts, file, **options):
+    return TextOptions(vectors=str(file), **options).embed(enumerate(texts), None, "mine")[0]
+
+
 TEXTS = [["the", "dog", "the", "cat"], [], ["dog"]]
 
 
 def test_texts_become_numbers_and_are_cut(file):
-    x = embed(TEXTS, file, name="mine", cut=3)
+    x = embed(TEXTS, file, cut=3)
     assert x.rows(np.arange(3)).tolist() == [[2, 1, 2], [0, 0, 0], [1, 0, 0]]
     assert x.cut == 3
     assert x.table[2].tolist() == [0.5, 1.5]
 
 
 def test_unknown_words_are_dropped_before_the_cut_on_request(file):
-    x = embed(iter(TEXTS), file, name="mine", cut=3, keep="known")
+    x = embed(iter(TEXTS), file, cut=3, keep="known")
     assert x.rows(np.arange(3)).tolist() == [[2, 2, 3], [0, 0, 0], [0, 0, 0]]
 
 
 def test_the_vector_of_unk_does_not_make_unk_a_word_of_the_texts(file):
-    x = embed(TEXTS, file, name="mine", cut=9, unknown="unk")
+    x = embed(TEXTS, file, cut=9, unknown="unk")
     assert x.rows(np.arange(3)).tolist() == [[2, 1, 2, 3], [0] * 4, [1, 0, 0, 0]]
     assert x.table[1].tolist() == [7, 8]
 
@@ -168,7 +173,7 @@ def test_the_vector_of_unk_does_not_make_unk_a_word_of_the_texts(file):
 )
 def test_options_and_texts_that_make_no_sense_are_refused(file, texts, options, said):
     with pytest.raises(FedshotError, match=said):
-        embed(texts, file, name="mine", **options)
+        embed(texts, file, **options)
 
 
 @settings(max_examples=150)

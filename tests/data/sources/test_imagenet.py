@@ -111,7 +111,7 @@ def test_a_csv_row_without_a_file_is_named(tmp_path):
         (lambda text: text.replace(b"filename,label", b"label"), "does not begin with"),
         (lambda text: text + b"a,b,c\n", r"row \d+: 'a,b,c'; expected a file name"),
         (lambda text: text + b"../x.jpg,n1\n", "a file name without folders"),
-        (lambda text: text + b"x.jpg,n00000000\n", "lists 65 classes; expected 64"),
+        (lambda text: text + b"x.jpg,n00000000\n", "lists 65 base classes; expected 64"),
         (lambda text: text + text.splitlines()[1] + b"\n", "list an image twice"),
         (lambda _: b"\xff\xfe", "cannot be read as text"),
     ],
@@ -182,7 +182,7 @@ def test_a_missing_tiered_class_is_named(tmp_path):
 def test_tiered_lists_beside_the_images_must_have_the_published_counts(tmp_path):
     write(tmp_path / "tieredimagenet", {f"{w}/1.jpg": picture(1) for w in ALL[:2]})
     write(tmp_path / "tieredimagenet", {f"{p}.csv": b"n1,n2\n" for p in PUBLISHED})
-    with pytest.raises(DataError, match=r"train\.csv lists 1 classes; expected 351"):
+    with pytest.raises(DataError, match=r"train\.csv lists 1 base classes; expected 351"):
         TieredImageNet(size=SIDE).load(tmp_path)
 
 

@@ -124,15 +124,23 @@ class ClientData:
         return ClassIndex(self.dataset.y, self.indices, self.dataset.groups)
 
 
+def shuffled_classes(
+    dataset: Dataset, indices: Ints, rng: np.random.Generator
+) -> list[tuple[int, Ints]]:
+    """Return (class number, rows of the class in random order), sorted by class number."""
+    rows = rng.permutation(indices)
+    rows = rows[np.argsort(dataset.y[rows], kind="stable")]
+    classes, starts = np.unique(dataset.y[rows], return_index=True)
+    held = np.split(rows, starts[1:]) if len(classes) else []
+    return list(zip(classes.tolist(), held, strict=True))
+
+
 def divide(
     dataset: Dataset, rows: Ints, spec: EpisodeSpec, rng: np.random.Generator
 ) -> ClientShare:
     """Divide the rows of every class into support and queries, in the ratio shot to query."""
-    order = rng.permutation(rows)
-    order = order[np.argsort(dataset.y[order], kind="stable")]
-    found, starts = np.unique(dataset.y[order], return_index=True)
     support, query = [], []
-    for held in np.split(order, starts[1:]) if len(found) else []:
+    for _, held in shuffled_classes(dataset, rows, rng):
         n = len(held) * spec.shot // (spec.shot + spec.query)
         support.append(held[:n])
         query.append(held[n:])
@@ -186,24 +194,19 @@ class Tasks:
 
         Raises DataError if a pool has too few classes with enough images.
         """
-        every = [ClientData(dataset, rows) for rows in pools]
+        every = [ClientData(dataset, rows).class_index for rows in pools]
         rng = key.numpy()
-        drawn = [every[u % len(every)].class_index.draw(spec, rng)[0] for u in range(n)]
-        return cls(
-            block([support for _, support, _ in drawn]),
-            block([query for _, _, query in drawn]),
-            block([chosen for chosen, _, _ in drawn]),
-        )
+        drawn = [every[u % len(every)].draw(spec, rng)[0] for u in range(n)]
+        classes, support, query = map(block, zip(*drawn, strict=True))
+        return cls(support, query, classes)
 
     def __len__(self) -> int:
         return len(self.classes)
 
     def episode(self, dataset: Dataset, i: int) -> Episode:
         """Return episode i with its images."""
-        (found,) = _gather_all(
-            dataset, [SampledRows(self.classes[i], self.support[i], self.query[i])]
-        )
-        return found
+        rows = SampledRows(self.classes[i], self.support[i], self.query[i])
+        return _gather_all(dataset, [rows])[0]
 
     def digest(self, dataset: Dataset) -> str:
         """Return the SHA-256 of the dataset and of the rows of every episode, as hex."""
@@ -264,9 +267,6 @@ def _gather_all(dataset: Dataset, drawn: Sequence[SampledRows]) -> list[Episode]
         y[first:last] = (named[first:last, None] == one.classes).argmax(axis=1)
         first = last
     labels = torch.split(torch.from_numpy(y), sizes)
-    return [
-        Episode(
-            x[i], labels[i], x[i + 1], labels[i + 1], torch.from_numpy(one.classes.astype(np.int64))
-        )
-        for i, one in zip(range(0, len(parts), 2), drawn, strict=True)
-    ]
+    classes = (torch.from_numpy(one.classes.astype(np.int64)) for one in drawn)
+    pairs = zip(x[::2], labels[::2], x[1::2], labels[1::2], classes, strict=True)
+    return [Episode(*pair) for pair in pairs]

@@ -61,17 +61,10 @@ class GroupSampler:
     @property
     def partitioner(self) -> Partitioner:
         """The partitioner of the images of one episode."""
-        if self.by == "iid":
-            return Iid(self.clients)
-        return Shards(self.clients, self.per_client, self.shards)
+        return self._partitioner(self.clients, self.shards)
 
-    @property
-    def _spare_partitioner(self) -> Partitioner:
-        if self.by == "iid":
-            return Iid(self.spare)
-        shards = self.shards and max(self.spare * self.per_client,
-                                     self.shards * self.spare // self.clients)  # fmt: skip
-        return Shards(self.spare, self.per_client, shards)
+    def _partitioner(self, clients: int, shards: int | None) -> Partitioner:
+        return Iid(clients) if self.by == "iid" else Shards(clients, self.per_client, shards)
 
     def needs(self, spec: EpisodeSpec) -> EpisodeSpec:
         """Return the shape of an episode, with the spare clients' images counted as queries."""
@@ -87,7 +80,10 @@ class GroupSampler:
         shares = _shares(self.partitioner, pool.dataset, ours, spec, key.at("group"))
         if self.spare:
             others = np.concatenate([held[each:] for held in rows])
-            shares += _shares(self._spare_partitioner, pool.dataset, others, spec, key.at("spare"))
+            least = self.spare * self.per_client
+            shards = self.shards and max(least, self.shards * self.spare // self.clients)
+            partitioner = self._partitioner(self.spare, shards)
+            shares += _shares(partitioner, pool.dataset, others, spec, key.at("spare"))
         return GroupEpisode(classes, shares)
 
 

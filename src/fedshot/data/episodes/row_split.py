@@ -22,8 +22,4 @@ class RowSplit:
     @classmethod
     def of_classes(cls, dataset: Dataset, split: ClassSplit) -> RowSplit:
         """Return the rows of the classes in each part of a split."""
-        return cls(
-            dataset.images_of(split.base),
-            dataset.images_of(split.validation),
-            dataset.images_of(split.novel),
-        )
+        return cls(*map(dataset.images_of, (split.base, split.validation, split.novel)))

@@ -80,13 +80,9 @@ class ClassIndex:
     def draw_by_numpy(self, spec: EpisodeSpec, rng: np.random.Generator) -> SampledRows:
         """Draw one episode with numpy, the reference for the kernel."""
         chosen = self._choose(spec, rng)
-        support, query = [], []
-        for c in chosen.tolist():
-            chosen_support, chosen_query = self._support_and_query(c, spec, rng)
-            support.append(chosen_support)
-            query.append(chosen_query)
-        classes = self.classes[chosen]
-        return SampledRows(classes, np.concatenate(support), rng.permutation(np.concatenate(query)))
+        rows = [self._support_and_query(c, spec, rng) for c in chosen.tolist()]
+        support, query = map(np.concatenate, zip(*rows, strict=True))
+        return SampledRows(self.classes[chosen], support, rng.permutation(query))
 
     def draw_by(
         self, kernel: Callable[..., None], spec: EpisodeSpec, rng: np.random.Generator, n: int

@@ -50,9 +50,9 @@ class EpisodeSpec:
             raise DataError(
                 f"way is {self.way}; expected at least 1, and the smaller end of a pair first"
             )
-        for name in ("shot", "query"):
-            if getattr(self, name) < 1:
-                raise DataError(f"{name} is {getattr(self, name)}; an episode needs at least 1")
+        for name, value in (("shot", self.shot), ("query", self.query)):
+            if value < 1:
+                raise DataError(f"{name} is {value}; an episode needs at least 1")
         check_word("queries", self.queries, ("exact", "up_to"))
         check_word("classes", self.classes, ("exact", "up_to"))
         check_word("labels", self.labels, get_args(Labels))

@@ -155,11 +155,8 @@ def check_member(
 ) -> None:
     """Raise DataError for a member of a zip file that cannot be unpacked within bounds.
 
-    Args:
-        path: the zip file.
-        member: one of its members.
-        limit: maximum number of bytes of the member; None for `max_unpacked`.
-        fix: sentence that tells the user what to do about a member that is too large.
+    `limit` is the maximum number of bytes of the member; None for `max_unpacked`. `fix` is the last
+    sentence of the error for a member that is too large.
     """
     if member.flag_bits & _ENCRYPTED:
         raise DataError(

@@ -22,7 +22,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -69,8 +69,7 @@ def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build
     hashes = [prints.of(path) for path in sources]
     parts = [VERSION, name, dict(options), hashes]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    found = _read(name, key, _entry(folder, name, key))  # the folder may be read-only
-    if found is not None:
+    if (found := _read(name, key, _entry(folder, name, key))) is not None:
         return found
 
     def steady(put: Put) -> Labels:
@@ -89,13 +88,11 @@ def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build
 
 
 def load_or_build(name: str, key: str, build: Build, folder: Path) -> Dataset:
-    """Return the entry with that name and key, building it if it is absent or damaged."""
+    """Return the entry with that name and key; build it if it is absent or damaged."""
     entry = _entry(folder, name, key)
-    if (found := _read(name, key, entry)) is not None:
-        return found
     try:
         with locked(folder / f"{entry.name}{_LOCK}") as alone:
-            # Another process may have built the entry while this one waited.
+            # Another process may have built the entry while this one waited for the lock.
             if (found := _read(name, key, entry)) is not None:
                 return found
             if alone:
@@ -113,7 +110,7 @@ def load_or_build(name: str, key: str, build: Build, folder: Path) -> Dataset:
 
 
 def _build(name: str, key: str, build: Build, entry: Path) -> None:
-    partial = entry.with_name(f"{entry.name}.{os.getpid()}-{secrets.token_hex(4)}{_PARTIAL}")
+    partial = entry.with_name(f"{entry.name}.{_unique()}{_PARTIAL}")
     try:
         partial.mkdir()
         _write(name, key, build, partial)
@@ -124,17 +121,18 @@ def _build(name: str, key: str, build: Build, entry: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def _unique() -> str:
+    return f"{os.getpid()}-{secrets.token_hex(4)}"
+
+
 def _remove_partial(folder: Path, mine: str) -> None:
     """Remove partial folders of dead processes; the caller has locked the entry `mine`."""
     for partial in folder.glob(f"*{_PARTIAL}"):
         entry = partial.name.rsplit(".", 2)[0]
-        with suppress(OSError):  # it may belong to another user
-            if entry == mine:
+        lock = locked(folder / f"{entry}{_LOCK}", wait=False)
+        with suppress(OSError), nullcontext(True) if entry == mine else lock as dead:
+            if dead:  # it may belong to another user
                 shutil.rmtree(partial)
-                continue
-            with locked(folder / f"{entry}{_LOCK}", wait=False) as dead:
-                if dead:
-                    shutil.rmtree(partial)
 
 
 def _entry(folder: Path, name: str, key: str) -> Path:
@@ -178,24 +176,17 @@ def _read(name: str, key: str, entry: Path) -> Dataset | None:
     """Return the entry, or None if it is absent or damaged."""
     try:
         stored = json.loads((entry / "about.json").read_bytes())
-        about = stored["about"]
-        if _sha(about) != stored["sha256"] or about["key"] != key:
+        about, (images, labels) = stored["about"], (entry / "images.npy", entry / "labels.npy")
+        hashes = (_sha(about), key, hashlib.sha256(labels.read_bytes()).hexdigest(), _spots(images))
+        if hashes != (stored["sha256"], about["key"], about["labels"], about["images"]):
             return None
-        if hashlib.sha256((entry / "labels.npy").read_bytes()).hexdigest() != about["labels"]:
-            return None
-        if _spots(entry / "images.npy") != about["images"]:
-            return None
-        x = np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False)
-        y = np.load(entry / "labels.npy", allow_pickle=False)
-        parts = about["standard"]
-        return Dataset(
-            name,
-            np.asarray(x),
-            y,
-            tuple(about["class_names"]),
-            standard=parts and ClassSplit(**{part: tuple(parts[part]) for part in parts}),
-            known_digest=about["digest"],
+        x = np.load(images, mmap_mode="r", allow_pickle=False)
+        y = np.load(labels, allow_pickle=False)
+        split = about["standard"] and ClassSplit(
+            **{p: tuple(c) for p, c in about["standard"].items()}
         )
+        names, digest = tuple(about["class_names"]), about["digest"]
+        return Dataset(name, np.asarray(x), y, names, standard=split, known_digest=digest)
     except (OSError, ValueError, KeyError, TypeError, EOFError, DataError):
         return None
 
@@ -219,7 +210,7 @@ def _sha(about: Mapping[str, Any]) -> str:
 def _writable(folder: Path) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f"probe-{os.getpid()}-{secrets.token_hex(4)}"
+        probe = folder / f"probe-{_unique()}"
         probe.touch()
         probe.unlink()
     except OSError as error:

@@ -7,16 +7,16 @@ import json
 import os
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedshot.core import storage
 from fedshot.core.errors import DataError
 from fedshot.core.regular_files import open_regular
 from fedshot.data.files.archives import opened
-from fedshot.data.files.bounded import Stream
 
 _FRESH = 2.0  # seconds; a file changed more recently may change again with the same time stamp
-_CHUNK = 1 << 20
 
 
 class Fingerprints:
@@ -37,7 +37,7 @@ class Fingerprints:
             stamp, changed = _stamp(source)
             if self._known.get(key, [""])[0] == stamp:
                 return str(self._known[key][1])
-            sha = hash_folder(source) if source.is_dir() else hash_file(source)
+            sha = _hash_folder(source) if source.is_dir() else hash_file(source)
         except OSError as error:
             raise DataError(f"{source} cannot be read ({error}). Put the file back.") from error
         if time.time() - changed > _FRESH:
@@ -58,15 +58,13 @@ def hash_file(path: Path, kind: str = "sha256") -> str:
         return hash_stream(file, kind)
 
 
-def hash_stream(file: Stream, kind: str = "sha256") -> str:
+def hash_stream(file: Any, kind: str = "sha256") -> str:
     """Return the hash of the remaining bytes of a stream, as hex."""
-    digest = hashlib.new(kind, usedforsecurity=False)
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
+    new = partial(hashlib.new, kind, usedforsecurity=False)
+    return hashlib.file_digest(file, new).hexdigest()
 
 
-def hash_folder(path: Path) -> str:
+def _hash_folder(path: Path) -> str:
     """Return the hash of the names and bytes of all files below a folder."""
     sha = hashlib.sha256()
     with opened(path) as folder:

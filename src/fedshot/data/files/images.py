@@ -76,16 +76,14 @@ def readable(name: object) -> Iterator[None]:
 
 
 def decoded(
-    archive: Archive,
-    members: Sequence[str],
+    members: Sequence[tuple[Archive, str]],
     shape: tuple[int, int, int],
     convert: Callable[[bytes, str], Pixels],
 ) -> Iterator[Pixels]:
     """Decode images in threads and yield them in order, in blocks; each overwrites the last.
 
     Args:
-        archive: the archive with the images.
-        members: names of the images in the archive.
+        members: the archive of each image, and its name in the archive.
         shape: (height, width, channels) of every image.
         convert: returns an image, given its bytes and a name for errors.
 
@@ -96,7 +94,7 @@ def decoded(
 
     def fill(start: int, first: int, last: int) -> None:
         for i in range(first, last):
-            name = members[start + i]
+            archive, name = members[start + i]
             block[i] = convert(archive.read(name), f"{archive.path}: {name}")
 
     with workers() as pool:

@@ -30,6 +30,7 @@ _NAMES = (
     "numpy dtype",
 )
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_EMPTY: dict[str, type[Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
 Text: TypeAlias = str | memoryview
 
 
@@ -68,10 +69,7 @@ def read(data: bytes, name: str) -> dict[str, Any]:
             f"{name} is not one of CIFAR's pickles: {reason[:200]}; expected a dictionary of "
             f"lists, numbers, strings and one array of bytes. {_FIX}"
         ) from error
-    return {
-        str(key): value.value if isinstance(value, _Array) else value
-        for key, value in content.items()
-    }
+    return {k: v.value if isinstance(v, _Array) else v for k, v in content.items()}
 
 
 class _Machine:
@@ -104,12 +102,8 @@ class _Machine:
                     raise ValueError("its protocol is not 2")
             case "MARK":
                 self._marks.append(len(self._stack))
-            case "EMPTY_DICT":
-                self._stack.append({})
-            case "EMPTY_LIST":
-                self._stack.append([])
-            case "EMPTY_TUPLE":
-                self._stack.append(())
+            case "EMPTY_DICT" | "EMPTY_LIST" | "EMPTY_TUPLE":
+                self._stack.append(_EMPTY[opcode]())
             case "TUPLE":
                 self._stack.append(tuple(self._pop_to_mark()))
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
@@ -146,15 +140,13 @@ class _Machine:
     def _pop(self, n: int) -> list[Any]:
         if len(self._stack) - n < (self._marks[-1] if self._marks else 0):
             raise IndexError
-        values = self._stack[-n:]
-        del self._stack[-n:]
+        start = len(self._stack) - n
+        values = self._stack[start:]
+        del self._stack[start:]
         return values
 
     def _pop_to_mark(self) -> list[Any]:
-        mark = self._marks.pop()
-        values = self._stack[mark:]
-        del self._stack[mark:]
-        return values
+        return self._pop(len(self._stack) - self._marks.pop())
 
     def _extend(self, values: list[Any]) -> None:
         if not isinstance(self._stack[-1], list):

@@ -8,7 +8,9 @@ has no validation images; `validation` is their number for each training image.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from fedshot.core.errors import DataError
 from fedshot.core.ranges import Above0, AtLeast0, AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.episodes.episode import shuffled_classes
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.dirichlet import check_alpha, counts, shares
 from fedshot.data.partitions.partition import (
@@ -23,8 +26,9 @@ from fedshot.data.partitions.partition import (
     Partition,
     check_client_split,
     check_least,
-    shuffled_classes,
 )
+
+_Drawn: TypeAlias = list[tuple[int, Ints, int]]  # client, rows of one class, number to train on
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,8 @@ class Pathological:
                 f"{len(pool.classes)}. Lower `way` to {len(pool.classes) - 1} or fewer."
             )
         rng = key.at("pathological").numpy()
-        drawn, each = _ClientRows(), 3 + self.validation
+        drawn: _Drawn = []
+        each = 3 + self.validation
         for i in range(self.clients):
             n_i = int(rng.integers(max(1, self.way - 1), self.way + 2))
             k_i = int(rng.integers(max(1, self.shot - 2), self.shot + 3))
@@ -74,8 +79,8 @@ class Pathological:
                     rows = pool.draw(c, k_i, each, key.at("pathological", "own", i, c))
                 else:
                     rows = pool.take(c, k_i, each, "`clients`, `way` or `shot`")
-                drawn.add(i, rows, k_i)
-        return drawn.split(self.clients, bool(self.validation))
+                drawn.append((i, rows, k_i))
+        return _split(drawn, self.clients, bool(self.validation))
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,8 @@ class Clusters:
             )
         rng = key.at("clusters").numpy()
         order = rng.permutation(pool.classes)
-        drawn, each = _ClientRows(), 3 + self.validation
+        drawn: _Drawn = []
+        each = 3 + self.validation
         for g, members in enumerate(np.array_split(np.arange(self.clients), self.clusters)):
             for place in range(g * self.way, (g + 1) * self.way):
                 c, n = int(order[place % len(order)]), self.shot * len(members)
@@ -130,8 +136,8 @@ class Clusters:
                 got = counts(shares(len(members), self.alpha, rng), n)
                 ends = np.cumsum(each * got)
                 for i, k, end in zip(members.tolist(), got.tolist(), ends.tolist(), strict=True):
-                    drawn.add(i, rows[end - each * k : end], k)
-        return drawn.split(self.clients, bool(self.validation))
+                    drawn.append((i, rows[end - each * k : end], k))
+        return _split(drawn, self.clients, bool(self.validation))
 
 
 class _ClassPool:
@@ -166,25 +172,13 @@ class _ClassPool:
         return key.numpy().choice(rows, n, replace=False)
 
 
-@dataclass
-class _ClientRows:
-    """The rows that have been assigned to clients."""
+def _split(drawn: _Drawn, clients: int, validated: bool) -> ClientSplit:
+    """Divide what clients have drawn: n images for training, 2 n for test, others to validate."""
+    clients_of = np.array([client for client, _, _ in drawn])
 
-    train: list[Ints] = field(default_factory=list)
-    test: list[Ints] = field(default_factory=list)
-    validation: list[Ints] = field(default_factory=list)
-    owners: list[int] = field(default_factory=list)
+    def partition(parts: Sequence[Ints]) -> Partition:
+        owners = np.repeat(clients_of, [len(part) for part in parts])
+        return Partition.by_owner(np.concatenate(parts), owners, clients)
 
-    def add(self, client: int, rows: Ints, n_train: int) -> None:
-        self.train.append(rows[:n_train])
-        self.test.append(rows[n_train : 3 * n_train])
-        self.validation.append(rows[3 * n_train :])
-        self.owners.append(client)
-
-    def split(self, clients: int, validated: bool) -> ClientSplit:
-        def partition(parts: list[Ints]) -> Partition:
-            owners = np.repeat(np.array(self.owners), [len(part) for part in parts])
-            return Partition.by_owner(np.concatenate(parts), owners, clients)
-
-        held = partition(self.validation) if validated else None
-        return ClientSplit(partition(self.train), partition(self.test), held)
+    train, test, held = zip(*(np.split(rows, [n, 3 * n]) for _, rows, n in drawn), strict=True)
+    return ClientSplit(partition(train), partition(test), partition(held) if validated else None)

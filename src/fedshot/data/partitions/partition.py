@@ -135,16 +135,6 @@ def infeasible_clients(
     return found
 
 
-def shuffled_classes(
-    dataset: Dataset, indices: Ints, rng: np.random.Generator
-) -> list[tuple[int, Ints]]:
-    """Return (class number, rows of the class in random order), sorted by class number."""
-    rows = rng.permutation(indices)
-    rows = rows[np.argsort(dataset.y[rows], kind="stable")]
-    classes, starts = np.unique(dataset.y[rows], return_index=True)
-    return list(zip(classes.tolist(), np.split(rows, starts[1:]), strict=True))
-
-
 def check_client_split(dataset: Dataset, indices: Ints, clients: int) -> None:
     """Raise DataError unless every row exists and there are as many rows as clients."""
     if len(indices) < clients:

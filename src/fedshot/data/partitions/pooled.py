@@ -14,6 +14,7 @@ from fedshot.core.errors import DataError
 from fedshot.core.ranges import Above0, AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.episodes.episode import shuffled_classes
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.dirichlet import check_alpha, counts, shares
 from fedshot.data.partitions.partition import (
@@ -21,7 +22,6 @@ from fedshot.data.partitions.partition import (
     Partition,
     check_client_split,
     check_least,
-    shuffled_classes,
 )
 
 
@@ -82,22 +82,19 @@ class Dirichlet:
         # The most (client, class) pairs that can get enough images in any draw.
         pairs = sum(min(self.clients, n // spec.min_images) for n in sizes)
         draws = 1 + self.redraws if pairs >= self.clients * spec.min_classes else 1
-        best, most = 0, -1
+        best: list[Ints] = []
+        most = -1
         for attempt in range(draws):
-            able = np.zeros(self.clients, dtype=np.int64)
-            for got in self._counts(sizes, key.at("dirichlet", attempt)):
-                able += got >= spec.min_images
+            drawn = list(self._counts(sizes, key.at("dirichlet", attempt)))
+            able = np.sum([got >= spec.min_images for got in drawn], axis=0)
             served = int((able >= spec.min_classes).sum())
             if served > most:
-                best, most = attempt, served
+                best, most = drawn, served
             if served == self.clients:
                 break
-        owners = [
-            np.repeat(np.arange(self.clients, dtype=np.int64), got)
-            for got in self._counts(sizes, key.at("dirichlet", best))
-        ]
         rows = np.concatenate([rows for _, rows in pool])
-        return ClientSplit(Partition.by_owner(rows, np.concatenate(owners), self.clients))
+        owners = np.concatenate([np.repeat(np.arange(self.clients), got) for got in best])
+        return ClientSplit(Partition.by_owner(rows, owners, self.clients))
 
     def _counts(self, sizes: list[int], key: Key) -> Iterator[Ints]:
         """Yield, for each class, the number of its images that each client gets."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 import numpy as np
@@ -113,47 +113,38 @@ def _max_shards_below(shards: Sequence[Ints], most: int) -> int:
     return max(best.values())
 
 
-class _EpisodeCache:
-    """The last few episodes of a pool, shared by its clients."""
-
-    def __init__(self, pool: ClientData, group_sampler: GroupSampler) -> None:
-        self.pool, self.group_sampler = pool, group_sampler
-        self.episode = lru_cache(_CACHED)(self._sample)
-
-    def _sample(self, spec: EpisodeSpec, key: Key) -> GroupEpisode:
-        return self.group_sampler.sample(self.pool, spec, key)
-
-
 @dataclass(frozen=True, eq=False)
 class Pool(Partition):
     """A partition that gives all rows to every client, and a share of every episode."""
 
-    episodes: _EpisodeCache
+    pool: ClientData
+    episode: Callable[[EpisodeSpec, Key], GroupEpisode]  # remembers the last few
 
     @classmethod
     def shared(cls, dataset: Dataset, indices: Ints, group_sampler: GroupSampler) -> Pool:
         """Return a pool of the rows `indices` for the clients of `group_sampler`."""
         whole = Partition.of([indices] * group_sampler.clients)
-        episodes = _EpisodeCache(ClientData(dataset, indices), group_sampler)
-        return cls(whole.indices, whole.offsets, episodes)
+        pool = ClientData(dataset, indices)
+        episode = lru_cache(_CACHED)(partial(group_sampler.sample, pool))
+        return cls(whole.indices, whole.offsets, pool, episode)
 
     def data(self, dataset: Dataset, k: int) -> ClientData:
         """Return the pool as client k sees it."""
         del dataset
-        return PoolData(self.episodes, k)
+        return _PoolData(self, k)
 
 
-class PoolData(ClientData):
+class _PoolData(ClientData):
     """The pool as one client sees it."""
 
-    def __init__(self, episodes: _EpisodeCache, client: int) -> None:
-        super().__init__(episodes.pool.dataset, episodes.pool.indices)
-        self._episodes, self._client = episodes, client
+    def __init__(self, pool: Pool, client: int) -> None:
+        super().__init__(pool.pool.dataset, pool.pool.indices)
+        self._episode, self._client = pool.episode, client
 
     def share(
         self, spec: EpisodeSpec, key: Key, whose: Sequence[str | int] = ()
     ) -> tuple[Ints, ClientShare]:
         """Return the classes of the episode, and this client's share of its images."""
         del whose
-        classes, shares = self._episodes.episode(spec, key)
+        classes, shares = self._episode(spec, key)
         return classes, shares[self._client]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from fedshot.data.dataset import Dataset, Ints, Pixels, check_classes
 from fedshot.data.files import pickled
 from fedshot.data.files.archives import Archive, opened
 from fedshot.data.files.cache import Labels, Put, cached
-from fedshot.data.files.images import decoded, photo
-from fedshot.data.sources.source import Source, dataset_folder, find_images
+from fedshot.data.files.images import photo
+from fedshot.data.sources.source import Member, Source, dataset_folder, find_images, put_images
 from fedshot.data.sources.splits.published import PUBLISHED, packaged, read_split_files, to_split
 
 _SIDE = 32
@@ -46,17 +46,12 @@ class CifarFiles(Source):
 
     file: str | None = None
 
-    def read(
-        self, data_dir: Path | None, name: str, known: tuple[str, str], names: tuple[str, ...]
-    ) -> tuple[Path, Dataset]:
-        """Return the dataset's folder and the dataset; the first call fills the cache on disk.
+    name: ClassVar[str]
+    known: ClassVar[tuple[str, str]]  # the publisher's archive, and the folder unpacked from it
 
-        Args:
-            data_dir: the folder of datasets.
-            name: name of the dataset.
-            known: names of the publisher's archive and of the folder unpacked from it.
-            names: names of the classes.
-        """
+    def read(self, data_dir: Path | None, names: tuple[str, ...]) -> tuple[Path, Dataset]:
+        """Return the folder and the dataset of these classes; the first call fills the cache."""
+        name, known = self.name, self.known
         folder = dataset_folder(data_dir, name, f"{known[0]}, or PNG files")
         place = find_images(folder, name, self.file, known)
         if place is None and any((folder / n).is_dir() for n in ("train", "test", names[0])):
@@ -78,6 +73,8 @@ class Cifar100(CifarFiles):
         variant: the split: "fc100", by superclasses, or "cifar_fs", by classes.
     """
 
+    name: ClassVar[str] = "cifar100"
+    known: ClassVar[tuple[str, str]] = ("cifar-100-python.tar.gz", "cifar-100-python")
     variant: Literal["fc100", "cifar_fs"] = "fc100"
 
     def __post_init__(self) -> None:
@@ -86,14 +83,10 @@ class Cifar100(CifarFiles):
     def load(self, data_dir: Path | None) -> Dataset:
         """Return the dataset; the first call decodes all images into the cache on disk."""
         names = tuple(packaged("cifar100")["classes"])
-        known = ("cifar-100-python.tar.gz", "cifar-100-python")
-        folder, dataset = self.read(data_dir, "cifar100", known, names)
+        folder, dataset = self.read(data_dir, names)
         paths = [folder / "splits" / f"{self.variant}_{part}.txt" for part in PUBLISHED]
-        lists = read_split_files(paths)
-        if lists is not None:
-            split = to_split(paths, lists, names, _COUNTS[self.variant])
-        else:
-            split = to_split(self.variant, packaged("cifar100")[self.variant], names)
+        lists = read_split_files(paths, _COUNTS[self.variant])
+        split = to_split(paths, lists or packaged("cifar100")[self.variant], names)
         return replace(dataset, name=self.variant, standard=split)
 
 
@@ -101,10 +94,12 @@ class Cifar100(CifarFiles):
 class Cifar10(CifarFiles):
     """Photographs of 10 classes from `<data_dir>/cifar10`; they have no few-shot split."""
 
+    name: ClassVar[str] = "cifar10"
+    known: ClassVar[tuple[str, str]] = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
+
     def load(self, data_dir: Path | None) -> Dataset:
         """Return the dataset; the first call decodes all images into the cache on disk."""
-        known = ("cifar-10-python.tar.gz", "cifar-10-batches-py")
-        return self.read(data_dir, "cifar10", known, CIFAR10)[1]
+        return self.read(data_dir, CIFAR10)[1]
 
 
 def _build(place: Path, name: str, names: tuple[str, ...], put: Put) -> Labels:
@@ -117,24 +112,23 @@ def _build(place: Path, name: str, names: tuple[str, ...], put: Put) -> Labels:
 def _from_pngs(archive: Archive, name: str, names: tuple[str, ...], put: Put) -> Labels:
     """Read PNG files from class folders, which may be in folders `train` and `test`."""
     numbers = {class_name: c for c, class_name in enumerate(names)}
-    rows: list[tuple[int, bool, str]] = []  # class, False in the folder `train`, member
-    for member in archive.names:
-        if not member.endswith(".png"):
+    rows: list[tuple[int, bool, str, Member]] = []  # class, False in the folder `train`, file
+    for path in archive.names:
+        if not path.endswith(".png"):
             continue
-        *above, class_name, _ = ("", *member.split("/"))
+        *above, class_name, file = ("", *path.split("/"))
         if class_name not in numbers:
             raise DataError(
-                f"{archive.path}: {member} lies in {class_name!r}, which is no class of {name}. "
-                f"{nearest(class_name, numbers)}"
+                f"{archive.path}: {path} lies in {class_name!r}, which is no class of {name}. "
+                f"{nearest(class_name, names)}"
             )
-        rows.append((numbers[class_name], above[-1:] != ["train"], member))
-    rows.sort(key=lambda row: (row[0], row[1], row[2].rsplit("/", 1)[-1]))
+        member = Member(class_name, archive, path)
+        rows.append((numbers[class_name], above[-1:] != ["train"], file, member))
+    rows.sort(key=lambda row: row[:3])
     remedy = "Fetch the file again; CIFAR's images have one size."
-    y = _labels(archive.path, [row[0] for row in rows], names)
     convert = partial(photo, size=_SIDE, resize=False, remedy=remedy)
-    shape = (_SIDE, _SIDE, 3)
-    put((len(rows), *shape), decoded(archive, [row[2] for row in rows], shape, convert))
-    return Labels(y, names)
+    members = [row[3] for row in rows]
+    return put_images(put, members, names, (_SIDE, _SIDE, 3), convert, where=archive.path)
 
 
 class _Batch(NamedTuple):
@@ -172,8 +166,10 @@ def _from_pickles(archive: Archive, name: str, names: tuple[str, ...], put: Put)
             block = images[order[start : start + _ROWS]].reshape(-1, 3, _SIDE, _SIDE)
             yield block.transpose(0, 2, 3, 1)
 
+    y = labels[order]
+    check_classes(archive.path, "images", y, names, "Fetch the file again.")
     put((len(order), _SIDE, _SIDE, 3), blocks())
-    return Labels(_labels(archive.path, labels[order].tolist(), names), names)
+    return Labels(y, names)
 
 
 def _read(archive: Archive, member: str) -> dict[str, Any]:
@@ -204,9 +200,3 @@ def _batch(archive: Archive, member: str, label: str, n: int) -> _Batch:
         )
     # An array of numpy strings would give every name the length of the longest.
     return _Batch(images, y, np.array(files, dtype=object))
-
-
-def _labels(path: Path, y: list[int], names: tuple[str, ...]) -> Ints:
-    labels = np.array(y, dtype=np.int64)
-    check_classes(path, "images", labels, names, "Fetch the file again.")
-    return labels

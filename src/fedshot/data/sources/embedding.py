@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar, get_args
 
-from fedshot.data.sources.glove import Keep, Unknown, digest, embed, find_vectors
-from fedshot.data.tokens import Tokens
+import numpy as np
 
+from fedshot.core.errors import DataError, check_word
+from fedshot.data.sources.glove import Unknown, digest, find_vectors, load_vectors
+from fedshot.data.tokens import FIRST_WORD, UNKNOWN, Numbers, Tokens
+
+Keep: TypeAlias = Literal["all", "known"]
 T = TypeVar("T")
 
 
@@ -42,19 +47,35 @@ class TextOptions:
             data_dir: the folder of datasets.
             name: name of the data in errors.
         """
-        labels: list[T] = []
-
-        def texts() -> Iterator[Sequence[str]]:
-            for label, words in rows:
-                labels.append(label)
-                yield words
-
+        if self.cut < 1:
+            raise DataError(f"cut is {self.cut}; expected 1 or more words")
+        check_word("keep", self.keep, get_args(Keep))
+        check_word("unknown", self.unknown, get_args(Unknown))
         vectors = find_vectors(self.vectors, self.dim, data_dir)
-        tokens = embed(
-            texts(), vectors, name=name, cut=self.cut, dim=self.dim, keep=self.keep,
-            unknown=self.unknown,
-        )  # fmt: skip
-        return tokens, labels
+        labels: list[T] = []
+        vocabulary = Numbers()
+        raw, ends = array("i"), array("q", [0])
+        for label, words in rows:
+            labels.append(label)
+            raw.extend(map(vocabulary.__getitem__, words))
+            ends.append(len(raw))
+        if not labels:
+            raise DataError(f"{name} holds no texts; expected at least one")
+        found, table = load_vectors(vectors, vocabulary, self.dim, self.unknown)
+        row = np.array([found.get(word, UNKNOWN) for word in vocabulary], dtype=np.int32)
+        if not (row >= FIRST_WORD).any():
+            raise DataError(
+                f"none of the {len(row)} different words of {name} is in {vectors}. Is it another "
+                "language, or not in lower case? Set `vectors`."
+            )
+        ids, offsets = row[np.frombuffer(raw, dtype=np.int32)], np.frombuffer(ends, dtype=np.int64)
+        candidates = ids >= FIRST_WORD if self.keep == "known" else np.ones(len(ids), dtype=bool)
+        before = np.concatenate([[0], np.cumsum(candidates)])
+        place = before[:-1] - np.repeat(before[offsets[:-1]], np.diff(offsets))
+        kept = candidates & (place < self.cut)
+        dropped = int((~candidates & (place < self.cut)).sum())
+        offsets = np.concatenate([[0], np.cumsum(kept)])[offsets]
+        return Tokens(ids[kept], offsets, table, self.cut, tuple(found), dropped), labels
 
 
 def reading_digest(options: TextOptions, data_dir: Path | None) -> str:

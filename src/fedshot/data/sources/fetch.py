@@ -13,6 +13,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -93,20 +94,16 @@ def by_hand(name: str, data_dir: Path) -> str:
 
 def _get_file(remote: Remote, folder: Path, progress: Progress | None) -> Fetched:
     path = folder / remote.name
-    if path.exists():
-        return _in_place(path, remote)
-    with locked(folder / f".{remote.name}.lock"):
-        if path.exists():  # another process downloaded it while this one waited
-            return _in_place(path, remote)
-        return _fetch(remote, path, progress)
+    with nullcontext() if path.exists() else locked(folder / f".{remote.name}.lock"):
+        already = path.exists()  # another process may have downloaded it while this one waited
+        if already:
+            _check_sum(path, remote, "Move it away to fetch it again.")
+        else:
+            _fetch(remote, path, progress)
+        return Fetched(path, path.stat().st_size, remote.checksum is not None, already)
 
 
-def _in_place(path: Path, remote: Remote) -> Fetched:
-    _check_sum(path, remote, "Move it away to fetch it again.")
-    return Fetched(path, path.stat().st_size, remote.checksum is not None, already=True)
-
-
-def _fetch(remote: Remote, path: Path, progress: Progress | None) -> Fetched:
+def _fetch(remote: Remote, path: Path, progress: Progress | None) -> None:
     part = path.with_name(f"{remote.name}.part")
     failures = []
     for url in remote.urls:
@@ -121,7 +118,7 @@ def _fetch(remote: Remote, path: Path, progress: Progress | None) -> Fetched:
             part.unlink()  # resuming from wrong bytes would fail again
             raise
         part.replace(path)
-        return Fetched(path, path.stat().st_size, remote.checksum is not None, already=False)
+        return
     raise DataError(
         f"{remote.name} cannot be fetched from {' nor '.join(failures)}. The partial file is "
         f"kept; try again to resume, or fetch it on another machine and put it at {path}."

@@ -62,31 +62,21 @@ class ImageFolder(Source):
         del data_dir
         root = Path(self.path).expanduser()
         if not root.is_dir():
-            below = (
-                "" if root.is_absolute() else f" (relative to the working directory {Path.cwd()})"
-            )
             raise DataError(
-                f"{root} is not a folder{below}; expected one with a subfolder for each class"
+                f"{root} is not a folder (relative to the working directory {Path.cwd()}); "
+                "expected one with a subfolder for each class"
             )
         root = root.resolve()
         classes, parts = _classes(root)
-        files: list[Path] = []
-        labels: list[int] = []
-        for c, folder in enumerate(classes):
-            images = _images(root, folder)
-            files += images
-            labels += [c] * len(images)
-        split = None
-        if parts:
-            split = ClassSplit(
-                *(tuple(c for c, part in enumerate(parts) if part == which) for which in PARTS)
-            )
+        images = [_images(root, folder) for folder in classes]
+        files = [file for held in images for file in held]
+        split = (tuple(c for c, part in enumerate(parts) if part == which) for which in PARTS)
         return Dataset(
             root.name,
             self._read(root, files),
-            np.array(labels, dtype=np.int64),
+            np.repeat(np.arange(len(classes)), [len(held) for held in images]),
             tuple(folder.name for folder in classes),
-            standard=split,
+            standard=ClassSplit(*split) if parts else None,
             groups=None if self.groups is None else _groups(files, self.groups),
             skipped=_skipped(root, classes),
         )
@@ -107,8 +97,7 @@ class ImageFolder(Source):
             x[i] = pixels
 
         with workers() as pool:
-            for _ in pool.map(fill, range(len(files))):  # re-raises the first exception
-                pass
+            list(pool.map(fill, range(len(files))))  # re-raises the first exception
         return x
 
 
@@ -138,15 +127,12 @@ def _shown(folder: Path) -> list[Path]:
     return sorted(found, key=lambda p: p.name)
 
 
-def _inside(root: Path, paths: list[Path]) -> list[Path]:
-    """Return the paths unchanged. Raises DataError for a link to a place outside `root`."""
-    for path in paths:
-        check_link(root, path)
-    return paths
-
-
 def _folders(root: Path, folder: Path) -> list[Path]:
-    return _inside(root, [p for p in _shown(folder) if p.is_dir()])
+    """Return the subfolders. Raises DataError for a link to a place outside `root`."""
+    found = [p for p in _shown(folder) if p.is_dir()]
+    for path in found:
+        check_link(root, path)
+    return found
 
 
 def _is_image(path: Path) -> bool:
@@ -154,19 +140,21 @@ def _is_image(path: Path) -> bool:
 
 
 def _images(root: Path, folder: Path) -> list[Path]:
-    found = _inside(root, [p for p in _shown(folder) if _is_image(p) and not p.is_dir()])
-    if found:
-        return found
-    if _folders(root, folder):
+    found = [p for p in _shown(folder) if _is_image(p) and not p.is_dir()]
+    for path in found:
+        check_link(root, path)
+    if not found and _folders(root, folder):
         raise DataError(
             f"class folder {folder} holds folders and no image. Expected a folder of images for "
             "each class; or three folders of such folders, named base, validation (optional) and "
             "novel, and no other beside them."
         )
-    raise DataError(
-        f"class folder {folder} holds no image ({', '.join(sorted(SUFFIXES))}). Add some, or "
-        "remove the folder."
-    )
+    if not found:
+        raise DataError(
+            f"class folder {folder} holds no image ({', '.join(sorted(SUFFIXES))}). Add some, or "
+            "remove the folder."
+        )
+    return found
 
 
 def _skipped(root: Path, classes: list[Path]) -> str:
@@ -176,11 +164,11 @@ def _skipped(root: Path, classes: list[Path]) -> str:
     within = [p for folder in classes for p in _shown(folder)]
     kinds = [p for p in (*beside, *within) if not _is_image(p) and p.is_file()]
     images, folders = sum(map(_is_image, beside)), sum(p.is_dir() for p in within)
-    parts = [other_kinds(kinds, "skipped")]
-    if images:
-        parts.append(f"{count(images, 'image')} beside the class folders skipped")
-    if folders:
-        parts.append(f"{count(folders, 'folder')} within class folders skipped")
+    parts = [
+        other_kinds(kinds, "skipped"),
+        f"{count(images, 'image')} beside the class folders skipped" if images else "",
+        f"{count(folders, 'folder')} within class folders skipped" if folders else "",
+    ]
     return "; ".join(filter(None, parts))
 
 

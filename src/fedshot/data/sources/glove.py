@@ -1,4 +1,4 @@
-"""Frozen word vectors in GloVe's text format, and the conversion of texts to word numbers.
+"""Frozen word vectors in GloVe's text format.
 
 Source: Pennington et al. 2014. A line is `word v1 ... vd`, and there is no header. A few words
 of glove.840B contain spaces, such as `. . .`: the last d fields of a line are the vector.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import zipfile
 from array import array
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedshot.core.errors import DataError, check_word
+from fedshot.core.errors import DataError
 from fedshot.data.files.bounded import (
     Stream,
     check_member,
@@ -27,9 +27,8 @@ from fedshot.data.files.bounded import (
 )
 from fedshot.data.files.fingerprints import hash_stream
 from fedshot.data.files.places import OPTION
-from fedshot.data.tokens import FIRST_WORD, UNKNOWN, Ints, Numbers, Table, Tokens
+from fedshot.data.tokens import FIRST_WORD, UNKNOWN, Table
 
-Keep: TypeAlias = Literal["all", "known"]
 Unknown: TypeAlias = Literal["zeros", "unk"]
 
 _MAX_LINE = 1 << 16  # bytes; 300 numbers have about 3,000
@@ -86,15 +85,14 @@ def load_vectors(
     numbers = array("f")
     lines: list[int] = []
     d = 0
-    unk = -1
     for n, line in _lines(path, dim):
         d = d or _columns(line)
         word, _, rest = line.partition(b" ")
         columns = rest.count(b" ") + 1 if rest else 0
         if columns > d >= 2:  # a word with spaces, or too many numbers
-            longer, rest = _split_right(line, d)
+            longer = line.rsplit(b" ", d)[0]
             if not _is_number(longer.rpartition(b" ")[2]):
-                word, columns = longer, d
+                word, rest, columns = longer, line[len(longer) + 1 :], d
         if columns != d or d < 2:
             hint = " That is the header of word2vec's format; remove it." if d == 1 == n else ""
             raise DataError(
@@ -113,7 +111,6 @@ def load_vectors(
             ) from None
         found[name] = FIRST_WORD + len(found)
         lines.append(n)
-        unk = found[name] if name == _UNK else unk
     if d == 0:
         raise DataError(f"{path} holds no word vectors; expected lines such as `the 0.1 -0.2 ...`")
     table = np.zeros((FIRST_WORD + len(found), d), dtype=np.float32)
@@ -125,70 +122,10 @@ def load_vectors(
             "finite numbers. Fetch the file again."
         )
     if unknown == "unk":
-        if unk < 0:
+        if _UNK not in found:
             raise DataError(f"{path} has no word {_UNK!r}. Set `unknown` to 'zeros'.")
-        table[UNKNOWN] = table[unk]
+        table[UNKNOWN] = table[found[_UNK]]
     return found, table
-
-
-def embed(
-    texts: Iterable[Sequence[str]],
-    vectors: Path,
-    *,
-    name: object,
-    cut: int,
-    dim: int | None = None,
-    keep: Keep = "all",
-    unknown: Unknown = "zeros",
-) -> Tokens:
-    """Return the texts as word numbers, with the vectors of their words.
-
-    Args:
-        texts: texts, each a sequence of tokens; iterated over once.
-        vectors: the file of word vectors.
-        name: name of the texts in errors.
-        cut: maximum number of words of a text; later words are dropped.
-        dim: dimension of the vectors, which selects a file of a .zip.
-        keep: "known" drops words that have no vector, before the cut; "all" keeps them.
-        unknown: vector used for words that have none: "zeros", or "unk", that of the word "unk".
-    """
-    if cut < 1:
-        raise DataError(f"cut is {cut}; expected 1 or more words")
-    check_word("keep", keep, get_args(Keep))
-    check_word("unknown", unknown, get_args(Unknown))
-    vocabulary = Numbers()
-    raw, ends = array("i"), array("q", [0])
-    for text in texts:
-        raw.extend(map(vocabulary.__getitem__, text))
-        ends.append(len(raw))
-    if len(ends) == 1:
-        raise DataError(f"{name} holds no texts; expected at least one")
-    found, table = load_vectors(vectors, vocabulary, dim, unknown)
-    row = np.full(len(vocabulary), UNKNOWN, dtype=np.int32)
-    for word, r in found.items():
-        if word in vocabulary:
-            row[vocabulary[word]] = r
-    if not (row >= FIRST_WORD).any():
-        raise DataError(
-            f"none of the {len(row)} different words of {name} is in {vectors}. Is it another "
-            "language, or not in lower case? Set `vectors`."
-        )
-    ids, offsets = row[np.frombuffer(raw, dtype=np.int32)], np.frombuffer(ends, dtype=np.int64)
-    dropped = 0
-    if keep == "known":
-        has = ids >= FIRST_WORD
-        before: Ints = np.cumsum(has) - has
-        before -= np.repeat(np.append(before, 0)[offsets[:-1]], np.diff(offsets))
-        dropped = int((~has & (before < cut)).sum())
-        ids, offsets = _kept(ids, offsets, has)
-    place = np.arange(len(ids)) - np.repeat(offsets[:-1], np.diff(offsets))
-    ids, offsets = _kept(ids, offsets, place < cut)
-    return Tokens(ids, offsets, table, cut, tuple(found), dropped)
-
-
-def _kept(ids: np.ndarray, offsets: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(mask, dtype=np.int64)])
-    return ids[mask], before[offsets]
 
 
 def _lines(path: Path, dim: int | None) -> Iterator[tuple[int, bytes]]:
@@ -205,12 +142,6 @@ def _lines(path: Path, dim: int | None) -> Iterator[tuple[int, bytes]]:
             line = line.strip(b" \r\n")
             if line:
                 yield n, line
-
-
-def _split_right(line: bytes, d: int) -> tuple[bytes, bytes]:
-    """Return the word, which may contain spaces, and the d numbers after it."""
-    parts = line.rsplit(b" ", d)
-    return parts[0], b" ".join(parts[1:])
 
 
 def _columns(line: bytes) -> int:

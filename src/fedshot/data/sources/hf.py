@@ -69,8 +69,13 @@ class HF(TextOptions, Source):
         if self.user is not None:
             names = Numbers()
             users = [names[spelling(str(user))] for user in self._names(table, self.user, "user")]
+        x: Pixels | Tokens
+        if self.image is not None:
+            x = self._images(table, self.image)
+        else:
+            x, _ = self.embed(enumerate(self._texts(table, str(self.text))), data_dir, self.path)
         stem = self.path.rstrip("/").rpartition("/")[2]
-        return labelled(stem, self._x(table, data_dir), [str(c) for c in labels], users)
+        return labelled(stem, x, [str(c) for c in labels], users)
 
     def _table(self) -> Any:
         try:
@@ -88,17 +93,13 @@ class HF(TextOptions, Source):
                 "`path`, `config` and `part`, and the network."
             ) from error
 
-    def _column(self, table: Any, name: str) -> list[Any]:
-        self._check(table, name)
-        return list(table[name])
-
     def _names(self, table: Any, name: str, what: str) -> list[Any]:
         """Return the column with the class or user of each row.
 
         Raises DataError if a value is missing (on the hub, -1 means missing), or is neither text
         nor a number. The error quotes only missing values, since others may be users' names.
         """
-        values = self._column(table, name)
+        values = list(table[self._check(table, name)])
         for i, value in enumerate(values):
             if not isinstance(value, str | int | float | None):
                 kind = type(value).__name__
@@ -112,47 +113,32 @@ class HF(TextOptions, Source):
             )
         return values
 
-    def _check(self, table: Any, name: str) -> None:
+    def _check(self, table: Any, name: str) -> str:
+        """Return the name of a column. Raises DataError if the table has no such column."""
         if name not in table.column_names:
             raise DataError(
                 f"{self.path} has no column {name!r}. {nearest(name, table.column_names)}"
             )
-
-    def _x(self, table: Any, data_dir: Path | None) -> Pixels | Tokens:
-        if self.image is not None:
-            return self._images(table, self.image)
-        assert self.text is not None
-        return self.embed(enumerate(self._texts(table, self.text)), data_dir, self.path)[0]
+        return name
 
     def _texts(self, table: Any, name: str) -> Iterator[list[str]]:
-        for i, text in enumerate(self._column(table, name)):
+        for i, text in enumerate(table[self._check(table, name)]):
             if not isinstance(text, str):
                 raise DataError(f"{self.path}, row {i}: {name!r} is not text")
             yield tokenize(text)
 
     def _images(self, table: Any, name: str) -> Pixels:
-        self._check(table, name)
         datasets = importlib.import_module("datasets")
-        stored = table.cast_column(name, datasets.Image(decode=False))
-        pixels = [
-            decode(
-                self._file(row[name], name, i),
-                f"{self.path}, row {i}",
-                self.channels,
-                self.size,
-                self.aspect,
-            )
-            for i, row in enumerate(stored)
-        ]
+        stored = table.cast_column(self._check(table, name), datasets.Image(decode=False))
+        pixels = []
+        for i, row in enumerate(stored):
+            where, held = f"{self.path}, row {i}", row[name] or {}
+            source = held.get("bytes") or (held.get("path") and Path(held["path"]))
+            if not source:
+                raise DataError(f"{where}: {name!r} holds no image. Remove the row.")
+            pixels.append(decode(source, where, self.channels, self.size, self.aspect))
         if not pixels:
             raise DataError(f"{self.path} has no rows. Check `part`.")
         if len({one.shape for one in pixels}) > 1:
             raise DataError(f"{self.path}: images differ in size. Set `size`, for example size=84.")
         return np.stack(pixels)
-
-    def _file(self, held: Any, name: str, i: int) -> Path | bytes:
-        """Return the bytes or the path of an image. Raises DataError if there is none."""
-        if held is None or not (held.get("bytes") or held.get("path")):
-            raise DataError(f"{self.path}, row {i}: {name!r} holds no image. Remove the row.")
-        data: bytes | None = held["bytes"]
-        return data or Path(held["path"])

@@ -11,18 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from fedshot.core.errors import DataError
 from fedshot.data.dataset import Dataset
 from fedshot.data.files.archives import Archive, opened
 from fedshot.data.files.cache import Labels, Put, cached
-from fedshot.data.files.images import check_side, decoded, photo
-from fedshot.data.sources.source import Source, dataset_folder, find_images
+from fedshot.data.files.images import check_side, photo
+from fedshot.data.sources.source import Member, Source, dataset_folder, find_images, put_images
 from fedshot.data.sources.splits.published import (
     PARTS,
     PUBLISHED,
     all_exist,
+    check_count,
     csv_rows_of,
     packaged,
     read_text,
@@ -65,12 +64,15 @@ class ImageNetSubset(Source):
             f"class; `fedshot data get {source} --data-dir {folder.parent}` says where to get them."
         )
 
-    def put_images(self, archive: Archive, members: Sequence[str], put: Put) -> None:
-        """Decode the images into the cache."""
-        shape = (self.size, self.size, 3)
+    def put_images(
+        self, put: Put, members: Sequence[Member], names: tuple[str, ...], where: Path
+    ) -> Labels:
+        """Decode the images into the cache; return their labels."""
         remedy = "Replace it, or set resize=true to scale every image."
         convert = partial(photo, size=self.size, resize=self.resize, remedy=remedy)
-        put((len(members), *shape), decoded(archive, members, shape, convert))
+        fix = "Add their folders, with their images."
+        shape = (self.size, self.size, 3)
+        return put_images(put, members, names, shape, convert, where=where, fix=fix)
 
 
 @dataclass(frozen=True)
@@ -95,32 +97,28 @@ class MiniImageNet(ImageNetSubset):
         with opened(place) as archive:
             rows = _listed(archive, own)
             members = _matched(archive, rows) if rows is not None else _all(archive)
-            names = tuple(sorted({c for c, _ in members}))
+            names = tuple(sorted({member.class_name for member in members}))
             if len(names) != sum(_COUNTS):
                 raise DataError(
                     f"{place} holds {len(names)} classes, expected {sum(_COUNTS)}. Fetch it again."
                 )
-            numbers = {name: c for c, name in enumerate(names)}
-            members.sort()
-            self.put_images(archive, [m for _, m in members], put)
+            members.sort(key=lambda member: (member.class_name, member.name))
+            labels = self.put_images(put, members, names, place)
             lists = packaged("mini_imagenet")
             if rows is not None:
-                lists = {part: sorted({c for _, c in listed}) for part, listed in rows.items()}
-            y = np.array([numbers[c] for c, _ in members], dtype=np.int64)
-            return Labels(y, names, to_split(place, lists, names))
+                lists = {part: {c for _, c in listed} for part, listed in rows.items()}
+            return labels._replace(standard=to_split(place, lists, names))
 
 
 def _listed(archive: Archive, own: Sequence[Path]) -> _Rows | None:
     """Return the rows of the csv files `own`, or else of those in the archive; None without."""
-    if own:
-        texts = [(str(path), read_text(path)) for path in own]
-    else:
-        by_name = {name.rsplit("/", 1)[-1]: name for name in archive.names if name.endswith(".csv")}
-        members = [by_name.get(f"{word}.csv") for word in PUBLISHED]
-        if None in members:
+    texts = [(str(path), read_text(path)) for path in own]
+    if not own:
+        by_name = {name.rsplit("/", 1)[-1]: name for name in archive.names}
+        if not {f"{word}.csv" for word in PUBLISHED} <= by_name.keys():
             return None
-        texts = []
-        for member in filter(None, members):
+        for word in PUBLISHED:
+            member = by_name[f"{word}.csv"]
             where = f"{archive.path}: {member}"
             try:
                 texts.append((where, archive.read(member).decode("utf-8-sig")))
@@ -129,12 +127,7 @@ def _listed(archive: Archive, own: Sequence[Path]) -> _Rows | None:
     rows: _Rows = {}
     for part, (where, text), count in zip(PARTS, texts, _COUNTS, strict=True):
         rows[part] = _rows(where, text)
-        classes = {c for _, c in rows[part]}
-        if len(classes) != count:
-            raise DataError(
-                f"{where} lists {len(classes)} classes; expected {count}. Fetch the csv again, or "
-                "remove the three to use the published split."
-            )
+        check_count(where, part, {c for _, c in rows[part]}, count)
     return rows
 
 
@@ -151,8 +144,8 @@ def _rows(where: object, text: str) -> list[tuple[str, str]]:
     return [(file, c) for file, c in rows[1:]]
 
 
-def _matched(archive: Archive, rows: _Rows) -> list[tuple[str, str]]:
-    """Return (class, member of the archive) for each row of the csv files."""
+def _matched(archive: Archive, rows: _Rows) -> list[Member]:
+    """Return the member of the archive for each row of the csv files."""
     classes = {c for listed in rows.values() for _, c in listed}
     flat: dict[str, str] = {}
     by_class: dict[tuple[str, str], str] = {}
@@ -162,7 +155,7 @@ def _matched(archive: Archive, rows: _Rows) -> list[tuple[str, str]]:
             by_class[above[-1], file] = member
         else:
             flat[file] = member
-    members: list[tuple[str, str]] = []
+    members: list[Member] = []
     for word, listed in zip(PUBLISHED, rows.values(), strict=True):
         for file, c in listed:
             found = by_class.get((c, file)) or flat.get(file)
@@ -171,16 +164,16 @@ def _matched(archive: Archive, rows: _Rows) -> list[tuple[str, str]]:
                     f"{word}.csv lists {file} of class {c}, which {archive.path} does not hold. "
                     "Add the image, or remove the row."
                 )
-            members.append((c, found))
-    if len({member for _, member in members}) != len(members):
+            members.append(Member(c, archive, found))
+    if len({member.name for member in members}) != len(members):
         raise DataError(f"{archive.path}: the csv files list an image twice. Remove one row.")
     return members
 
 
-def _all(archive: Archive) -> list[tuple[str, str]]:
-    """Return (class, member) of all images; the class is in the name of the folder or file."""
+def _all(archive: Archive) -> list[Member]:
+    """Return all images; the class is in the name of the folder or file."""
     known = {name for names in packaged("mini_imagenet").values() for name in names}
-    members: list[tuple[str, str]] = []
+    members: list[Member] = []
     for member in archive.names:
         if not member.lower().endswith(IMAGES):
             continue
@@ -191,5 +184,5 @@ def _all(archive: Archive) -> list[tuple[str, str]]:
                 f"{archive.path}: {member} belongs to none of the 100 published classes. Put "
                 "train.csv, val.csv and test.csv beside the images, or remove it."
             )
-        members.append((c, member))
+        members.append(Member(c, archive, member))
     return members

@@ -76,16 +76,17 @@ def _files(folder: Path) -> dict[str, tuple[Path, Path]]:
     """Return half -> (file of images, file of labels) for each half that exists."""
     found: dict[str, tuple[Path, Path]] = {}
     for half in HALVES:
-        images = _find(folder, f"{half}-images", 3)
-        labels = _find(folder, f"{half}-labels", 1)
-        if (images is None) != (labels is None):
-            lacking, d = (f"{half}-images", 3) if images is None else (f"{half}-labels", 1)
+        kinds = (("images", 3), ("labels", 1))
+        paths = [_find(folder, f"{half}-{kind}", dims) for kind, dims in kinds]
+        there = [path for path in paths if path is not None]
+        if len(there) == 1:
+            kind, dims = kinds[paths.index(None)]
             raise DataError(
-                f"{folder}: {lacking}-idx{d}-ubyte.gz is missing, though the other file of this "
-                "half exists. Put it there, too."
+                f"{folder}: {half}-{kind}-idx{dims}-ubyte.gz is missing, though the other file of "
+                "this half exists. Put it there, too."
             )
-        if images is not None and labels is not None:
-            found[half] = (images, labels)
+        if there:
+            found[half] = (there[0], there[1])
     return found
 
 

@@ -96,9 +96,16 @@ def messages(path: Path) -> list[tuple[str, str]]:
                     f"{path} unpacks to more than {_LIMIT} bytes; 20 Newsgroups has 3.6e7. Fetch "
                     "the file again from its publisher."
                 )
-            key = _parsed_name(path, member.name)
-            if key is None:
+            match = _MEMBER.fullmatch(member.name)
+            if match is None:
                 continue
+            half, group, number = match.groups()
+            if group not in GROUPS:
+                raise DataError(
+                    f"{path}: {member.name!r} belongs to none of the 20 groups. "
+                    f"{nearest(group, GROUPS)}"
+                )
+            key = (half, group, int(number))
             if key in found:
                 raise DataError(f"{path} holds {member.name!r} twice. Fetch the file again.")
             text = tar.read(member, _LIMIT).decode("latin-1")
@@ -108,17 +115,4 @@ def messages(path: Path) -> list[tuple[str, str]]:
             f"{path} holds no messages; expected members such as 20news-bydate-train/sci.med/58045."
             " Fetch the file again."
         )
-    return [(group, found[part, group, n]) for part, group, n in sorted(found)]
-
-
-def _parsed_name(path: Path, name: str) -> tuple[str, str, int] | None:
-    """Return (half, group, number) from the name of a message; None for other members."""
-    match = _MEMBER.fullmatch(name)
-    if match is None:
-        return None
-    part, group, number = match.groups()
-    if group not in GROUPS:
-        raise DataError(
-            f"{path}: {name!r} belongs to none of the 20 groups. {nearest(group, GROUPS)}"
-        )
-    return part, group, int(number)
+    return [(group, text) for (_, group, _), text in sorted(found.items())]

@@ -6,13 +6,13 @@ import math
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from fedshot.core.errors import DataError
 from fedshot.data.dataset import Dataset, Ints, first_twice
 from fedshot.data.files.bounded import (
-    DAMAGE,
     check_member,
     check_memory,
     max_unpacked,
@@ -106,7 +106,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     """Return name -> array for the names in _ARRAYS that the file contains."""
     if not path.is_file():
         raise DataError(f"{path} is not a file; expected an .npz file. Check `path`.")
-    with opened_zip(path) as archive:  # np.load would take anything but a zip for a pickle
+    with opened_zip(path) as archive:
         members = archive.infolist()
         names = [member.filename.removesuffix(".npy") for member in members]
         twice = first_twice(names)
@@ -118,45 +118,41 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 f"{path} has no array {' and no array '.join(map(repr, missing))}; it has "
                 f"{sorted(names)}. Write it with np.savez(path, x=images, y=labels)."
             )
-        for name, member in zip(names, members, strict=True):
-            if name in _ARRAYS:
-                limit = max(_UNPACKED, max_unpacked(path))
-                check_member(path, member, limit, "Write it with np.savez, uncompressed.")
-                with naming_damage(path, "npz"):
-                    _check_header(path, archive, member)
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in _ARRAYS if name in stored.files}
-    except DAMAGE as error:
-        if "pickle" in str(error).lower():
-            raise DataError(
-                f"{path} holds Python objects, which could run code when read. Write plain arrays "
-                "(uint8 images, integer labels, strings without dtype=object)."
-            ) from error
-        raise DataError(f"{path} cannot be read as .npz ({error}). Write it again.") from error
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):  # a member that is not an .npy file
-            raise DataError(f"{path}: {name} is not a numpy array. Write the file with np.savez.")
-    return arrays
+        wanted = {name: one for name, one in zip(names, members, strict=True) if name in _ARRAYS}
+        limit = max(_UNPACKED, max_unpacked(path))
+        for member in wanted.values():
+            check_member(path, member, limit, "Write it with np.savez, uncompressed.")
+            with naming_damage(path, "npz"), archive.open(member) as file:
+                _check_header(path, member, file)
+        with naming_damage(path, "npz"):
+            return {name: _array(archive, member) for name, member in wanted.items()}
 
 
-def _check_header(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    """Raise DataError if an array declares another size than its member has."""
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     with archive.open(member) as file:
-        if file.read(6) != np.lib.format.MAGIC_PREFIX:
-            return  # not an array: refused later, with its name
-        version = tuple(file.read(2))
-        readers = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }
-        if version not in readers:
-            raise DataError(f"{path}: {member.filename} has an unsupported version of .npy.")
-        shape, _, dtype = readers[version](file)
-        held = member.file_size - file.tell()
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _check_header(path: Path, member: zipfile.ZipInfo, file: IO[bytes]) -> None:
+    """Raise DataError for an array of Python objects, or of another size than its member has."""
+    if file.read(6) != np.lib.format.MAGIC_PREFIX:
+        raise DataError(
+            f"{path}: {member.filename} is not a numpy array. Write the file with np.savez."
+        )
+    version = tuple(file.read(2))
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        raise DataError(f"{path}: {member.filename} has an unsupported version of .npy.")
+    shape, _, dtype = readers[version](file)
     if dtype.hasobject:
-        return  # refused by numpy
-    declared = math.prod(shape) * dtype.itemsize
+        raise DataError(
+            f"{path} holds Python objects, which could run code when read. Write plain arrays "
+            "(uint8 images, integer labels, strings without dtype=object)."
+        )
+    declared, held = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
     if declared != held:
         raise DataError(
             f"{path}: {member.filename} holds {held} bytes, and declares {declared}. Write it "

@@ -7,11 +7,10 @@ rotations (1028 training, 172 validation and 423 test characters).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, groupby
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +20,8 @@ from fedshot.core.errors import DataError
 from fedshot.data.dataset import Dataset, Pixels
 from fedshot.data.files.archives import Archive, opened
 from fedshot.data.files.cache import Labels, Put, cached
-from fedshot.data.files.images import check_image, check_side, decoded, open_image
-from fedshot.data.sources.source import Source, dataset_folder
+from fedshot.data.files.images import check_image, check_side, open_image
+from fedshot.data.sources.source import Member, Source, dataset_folder, put_images
 from fedshot.data.sources.splits.published import PUBLISHED, packaged, read_split_files, to_split
 
 _HALVES = ("images_background", "images_evaluation")
@@ -57,16 +56,13 @@ class Omniglot(Source):
         lists = read_split_files(own)
         build = partial(_build, places, self.size)
         dataset = cached("omniglot", places, {"size": self.size}, build)
-        if lists is not None:
-            split = to_split(own, lists, dataset.class_names)
-        else:
-            if dataset.n_classes != _CHARACTERS:
-                raise DataError(
-                    f"{folder} holds {dataset.n_classes} characters, expected {_CHARACTERS}. Fetch "
-                    "both halves again, or add a split of your own as "
-                    "splits_vinyals/{train,val,test}.txt."
-                )
-            split = to_split("the split of Vinyals et al.", _published(), dataset.class_names)
+        if lists is None and dataset.n_classes != _CHARACTERS:
+            raise DataError(
+                f"{folder} holds {dataset.n_classes} characters, expected {_CHARACTERS}. Fetch "
+                "both halves again, or add a split of your own as "
+                "splits_vinyals/{train,val,test}.txt."
+            )
+        split = to_split(own, lists or _published(), dataset.class_names)
         return replace(dataset, standard=split)
 
 
@@ -91,26 +87,16 @@ def _place(folder: Path, half: str) -> Path:
 def _build(places: Sequence[Path], size: int, put: Put) -> Labels:
     with ExitStack() as stack:
         halves = [stack.enter_context(opened(place)) for place in places]
-        rows = sorted(chain.from_iterable(_drawings(i, half) for i, half in enumerate(halves)))
-        names = tuple(dict.fromkeys(name for name, _, _ in rows))
-        numbers = {name: c for c, name in enumerate(names)}
-        y = np.array([numbers[name] for name, _, _ in rows], dtype=np.int64)
-        shape = (size, size, 1)
-
-        def blocks() -> Iterator[Pixels]:
-            # Each alphabet is in one half, so many consecutive rows are from one archive.
-            for half, run in groupby(rows, key=lambda row: row[1]):
-                members = [member for _, _, member in run]
-                yield from decoded(halves[half], members, shape, partial(_decode, size=size))
-
-        put((len(rows), *shape), blocks())
-        return Labels(y, names)
+        members = [member for half in halves for member in _drawings(half)]
+        members.sort(key=lambda member: (member.class_name, member.archive.path, member.name))
+        names = tuple(dict.fromkeys(member.class_name for member in members))
+        convert = partial(_decode, size=size)
+        return put_images(put, members, names, (size, size, 1), convert, where=places[0])
 
 
-def _drawings(i: int, archive: Archive) -> list[tuple[str, int, str]]:
-    """Return (class name, i, member name) of each drawing in the archive of half `i`."""
+def _drawings(archive: Archive) -> list[Member]:
     matches = [_MEMBER.fullmatch(name) for name in archive.names]
-    found = [(match[1], i, match[0]) for match in matches if match]
+    found = [Member(match[1], archive, match[0]) for match in matches if match]
     if not found:
         raise DataError(
             f"{archive.path} holds no drawings; expected members such as "

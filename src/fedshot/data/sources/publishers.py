@@ -1,16 +1,16 @@
-"""The publishers of datasets: addresses, checksums, and instructions for manual downloads.
+"""The published datasets: addresses, checksums, sizes, licences, and how to download by hand.
 
 They are read from `publishers.json`. A file has a checksum if several independent sources document
 it; otherwise it is None, and `fedshot data get` says so. MNIST has a mirror's address, since its
-author's page no longer serves the files.
+author's page no longer serves the files. A licence is given as far as the publisher states it.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+
+from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True)
@@ -26,27 +26,38 @@ class Remote:
 
 
 @dataclass(frozen=True)
+class Complete:
+    """Counts of the publisher's complete dataset."""
+
+    examples: int
+    classes: int
+    split: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
 class Publisher:
     """How to get one dataset: `files` to download, or `manual`, instructions for the user."""
 
     folder: str
     files: tuple[Remote, ...] = ()
     manual: str = ""
+    licence: str = ""
+    complete: Complete | None = None
 
 
-def _load() -> dict[str, Publisher]:
-    text = resources.files(__package__).joinpath("publishers.json").read_text(encoding="utf-8")
-    table: dict[str, dict[str, Any]] = json.loads(text)
-    return {
-        name: Publisher(
-            entry["folder"],
-            tuple(
-                Remote(**{**file, "urls": tuple(file["urls"])}) for file in entry.get("files", ())
-            ),
-            entry.get("manual", ""),
-        )
-        for name, entry in table.items()
-    }
+_TABLE = resources.files(__package__).joinpath("publishers.json")
+PUBLISHERS = TypeAdapter(dict[str, Publisher]).validate_json(_TABLE.read_bytes())
+_OWN = {"digits": 1797, "glyphs": 4000}  # examples of the datasets that need no files
+
+LICENCES = {name: known.licence for name, known in PUBLISHERS.items() if known.licence} | {
+    "digits": "CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)",
+    "glyphs": "Apache-2.0 (drawn by fedshot itself)",
+}
+NO_LICENCE = "not known to fedshot: the data belongs to you or to others; state it with --licence"
+VECTORS = "word vectors: GloVe, PDDL 1.0, unless others were given"
 
 
-PUBLISHERS = _load()
+def published_size(name: str) -> int | None:
+    """Return the number of examples of the publisher's complete dataset, or None if unknown."""
+    complete = PUBLISHERS[name].complete if name in PUBLISHERS else None
+    return complete.examples if complete else _OWN.get(name)

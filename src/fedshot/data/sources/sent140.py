@@ -22,10 +22,9 @@ from fedshot.core.errors import DataError
 from fedshot.core.regular_files import read_regular
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints, check_classes
-from fedshot.data.sources.embedding import TextOptions
-from fedshot.data.sources.glove import Keep
+from fedshot.data.sources.embedding import Keep, TextOptions
 from fedshot.data.sources.source import Source, dataset_folder
-from fedshot.data.sources.texts import csv_rows, unique_keys
+from fedshot.data.sources.texts import csv_rows, readable, unique_keys
 from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import Numbers
 
@@ -153,9 +152,8 @@ def _leaf(path: Path) -> Iterator[tuple[str, int, str]]:
     It has `{"users": [...], "user_data": {user: {"x": [[..., text, ...]], "y": [0 or 1]}}}`.
     """
     try:
-        content = json.loads(read_regular(path, _LIMIT), object_pairs_hook=unique_keys)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}). Check the path.") from error
+        with readable(path):
+            content = json.loads(read_regular(path, _LIMIT), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError):  # the error's own text would quote the file
         raise DataError(
             f"{path} is not JSON with unique keys. Write it again with LEAF's scripts."

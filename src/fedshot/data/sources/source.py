@@ -1,13 +1,19 @@
-"""The interface of a data source, and helpers that find its files."""
+"""The interface of a data source, and what sources of images share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from fedshot.core.errors import DataError
 from fedshot.data.class_split import ClassSplit
-from fedshot.data.dataset import Dataset
+from fedshot.data.dataset import Dataset, Pixels, check_classes
+from fedshot.data.files.archives import Archive
+from fedshot.data.files.cache import Labels, Put
+from fedshot.data.files.images import decoded
 from fedshot.data.files.places import OPTION, default_data_dir
 from fedshot.data.sources.publishers import PUBLISHERS
 
@@ -58,3 +64,40 @@ def find_images(folder: Path, source: str, file: str | None, known: tuple[str, .
             f"{source}: {folder} holds {', '.join(z.name for z in zips)}. Choose one with `file`."
         )
     return zips[0] if zips else None
+
+
+class Member(NamedTuple):
+    """An image file in an archive, and its class."""
+
+    class_name: str
+    archive: Archive
+    name: str
+
+
+def put_images(
+    put: Put,
+    members: Sequence[Member],
+    class_names: tuple[str, ...],
+    shape: tuple[int, int, int],
+    convert: Callable[[bytes, str], Pixels],
+    *,
+    where: Path,
+    fix: str = "Fetch the file again.",
+) -> Labels:
+    """Decode images into the cache; return their labels. Raises DataError for an empty class.
+
+    Args:
+        put: takes the shape of all images, and the images in blocks.
+        members: the images, in the order of the dataset.
+        class_names: class names of the dataset.
+        shape: (height, width, channels) of every image.
+        convert: returns an image, given its bytes and a name for errors.
+        where: the archive or folder that errors name.
+        fix: the last sentence of the error for an empty class.
+    """
+    numbers = {name: c for c, name in enumerate(class_names)}
+    y = np.array([numbers[member.class_name] for member in members], dtype=np.int64)
+    check_classes(where, "images", y, class_names, fix)
+    files = [(member.archive, member.name) for member in members]
+    put((len(files), *shape), decoded(files, shape, convert))
+    return Labels(y, class_names)

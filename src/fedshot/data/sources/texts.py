@@ -8,6 +8,7 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -127,27 +128,26 @@ def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     The keys of a row that is an array are "0", "1" and so on. Blank lines are skipped.
     """
-    with _readable(path), open_regular(path) as file:
+    with readable(path), open_regular(path) as file:
         lines = _lines(path, file)
-        n, line = next(lines, (0, b""))
-        if not n:
+        start, first = next(lines, (0, b""))
+        if not start:
             return
         try:
-            value = _parsed(line)
+            value = _parsed(first)
             whole = isinstance(value, list) and all(isinstance(row, dict | list) for row in value)
         except (ValueError, RecursionError):  # it may continue on the next line
             whole = True
         if whole:
-            for i, value in enumerate(_document(path, n), start=1):
-                yield f"{path}, row {i}", _row(f"{path}, row {i}", value)
+            for i, value in enumerate(_document(path, start), start=1):
+                yield _row(f"{path}, row {i}", value)
             return
-        yield f"{path}, line {n}", _row(f"{path}, line {n}", value)
-        for n, line in lines:
+        for n, line in chain([(start, first)], lines):
             try:
                 value = _parsed(line)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {n}: {_not_json(error)}") from error
-            yield f"{path}, line {n}", _row(f"{path}, line {n}", value)
+            yield _row(f"{path}, line {n}", value)
 
 
 def csv_rows(path: Path, encoding: str, separator: str = ",") -> Iterator[tuple[int, list[str]]]:
@@ -164,7 +164,7 @@ def csv_rows(path: Path, encoding: str, separator: str = ",") -> Iterator[tuple[
 
     try:
         with (
-            _readable(path),
+            readable(path),
             open_regular(path) as file,
             io.TextIOWrapper(file, encoding=encoding, newline="") as text,
         ):
@@ -172,7 +172,8 @@ def csv_rows(path: Path, encoding: str, separator: str = ",") -> Iterator[tuple[
             for cells in reader:
                 first, n = n, reader.line_num + 1
                 if ended:  # the file ends within a cell
-                    opened = first + sum(map(_breaks, cells[:-1]))
+                    before = "".join(cells[:-1]).replace("\r\n", "\n")
+                    opened = first + before.count("\n") + before.count("\r")
                     raise DataError(
                         f"{path}, line {opened}: a double quote opens a cell here and is never "
                         "closed. Close it, or write a quote within a text as two."
@@ -234,7 +235,8 @@ def _missing(key: str, row: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
+    """Turn an OSError into a DataError that names the file."""
     try:
         yield
     except OSError as error:
@@ -297,17 +299,12 @@ def _document(path: Path, n: int) -> list[Any]:
     return value
 
 
-def _row(where: str, value: Any) -> dict[str, Any]:
+def _row(where: str, value: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(value, list):
-        return {str(i): one for i, one in enumerate(value)}
+        return where, {str(i): one for i, one in enumerate(value)}
     if not isinstance(value, dict):
         raise DataError(
             f"{where}: {type(value).__name__}; expected an object such as "
             '{"text": "...", "label": "..."} on every line'
         )
-    return value
-
-
-def _breaks(cell: str) -> int:
-    """Return the number of line breaks in a cell."""
-    return cell.count("\n") + cell.count("\r") - cell.count("\r\n")
+    return where, value

@@ -9,23 +9,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from fedshot.core.errors import DataError
-from fedshot.data.dataset import Dataset, check_classes
+from fedshot.data.dataset import Dataset
 from fedshot.data.files.archives import opened
 from fedshot.data.files.cache import Labels, Put, cached
 from fedshot.data.sources.mini_imagenet import IMAGES, ImageNetSubset
-from fedshot.data.sources.source import dataset_folder
-from fedshot.data.sources.splits.published import (
-    PARTS,
-    PUBLISHED,
-    all_exist,
-    csv_rows_of,
-    packaged,
-    read_text,
-    to_split,
-)
+from fedshot.data.sources.source import Member, dataset_folder
+from fedshot.data.sources.splits.published import PUBLISHED, packaged, read_split_files, to_split
 
 _COUNTS = (351, 97, 160)
 
@@ -51,32 +40,20 @@ class TieredImageNet(ImageNetSubset):
         return replace(dataset, standard=to_split(folder, lists, names))
 
     def _build(self, place: Path, names: tuple[str, ...], put: Put) -> Labels:
-        numbers = {name: c for c, name in enumerate(names)}
+        known = set(names)
         with opened(place) as archive:
-            members = sorted(
-                (numbers[above[-2]], member)
+            members = [
+                Member(above[-2], archive, member)
                 for member in archive.names
                 if member.lower().endswith(IMAGES)
                 and len(above := member.split("/")) > 1
-                and above[-2] in numbers
-            )
-            y = np.array([c for c, _ in members], dtype=np.int64)
-            check_classes(place, "images", y, names, "Add their folders, with their images.")
-            self.put_images(archive, [m for _, m in members], put)
-            return Labels(y, names)
+                and above[-2] in known
+            ]
+            members.sort(key=lambda member: (member.class_name, member.name))
+            return self.put_images(put, members, names, place)
 
 
 def class_lists(folder: Path) -> dict[str, list[str]]:
     """Return part -> classes, from csv files in the folder, or else the published lists."""
     paths = [folder / f"{part}.csv" for part in PUBLISHED]
-    if not all_exist(paths):
-        return {part: list(names) for part, names in packaged("tiered_imagenet").items()}
-    lists: dict[str, list[str]] = {}
-    for part, path, count in zip(PARTS, paths, _COUNTS, strict=True):
-        lists[part] = [row[0] for row in csv_rows_of(path, read_text(path))]
-        if not len(set(lists[part])) == len(lists[part]) == count:
-            raise DataError(
-                f"{path} lists {len(set(lists[part]))} classes; expected {count}, each once. Fetch "
-                "it again, or remove the three to use the published lists."
-            )
-    return lists
+    return read_split_files(paths, _COUNTS) or packaged("tiered_imagenet")

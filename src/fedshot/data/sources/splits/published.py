@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -47,19 +47,24 @@ def all_exist(paths: Sequence[Path]) -> bool:
     return all(there)
 
 
-def read_split_files(paths: Sequence[Path]) -> dict[str, list[str]] | None:
-    """Return part -> class names from the three split files, or None if they do not exist."""
+def read_split_files(
+    paths: Sequence[Path], counts: Sequence[int | None] = (None, None, None)
+) -> dict[str, list[str]] | None:
+    """Return part -> class names from the three split files, or None if they do not exist.
+
+    A .csv file has the class names in its first column; another file has words. `counts` are the
+    numbers of classes that the files must list, if known.
+    """
     if not all_exist(paths):
         return None
-    return {part: read_text(path).split() for part, path in zip(PARTS, paths, strict=True)}
-
-
-def read_text(path: Path) -> str:
-    """Return the content of a text file. Raises DataError if it cannot be read."""
-    try:
-        return read_regular(path, _LIMIT).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as text ({error}). Fetch it again.") from error
+    lists: dict[str, list[str]] = {}
+    for part, path, count in zip(PARTS, paths, counts, strict=True):
+        text = read_text(path)
+        is_csv = path.suffix == ".csv"
+        names = [row[0] for row in csv_rows_of(path, text)] if is_csv else text.split()
+        lists[part] = list(dict.fromkeys(names))
+        check_count(path, part, lists[part], count)
+    return lists
 
 
 def csv_rows_of(where: object, text: str) -> list[list[str]]:
@@ -70,11 +75,25 @@ def csv_rows_of(where: object, text: str) -> list[list[str]]:
         raise DataError(f"{where} is not a csv file ({error}). Fetch it again.") from error
 
 
+def check_count(where: object, part: str, names: Collection[str], expected: int | None) -> None:
+    """Raise DataError if a list of classes has not the expected length."""
+    if expected is not None and len(names) != expected:
+        raise DataError(
+            f"{where} lists {len(names)} {part} classes; expected {expected}. Fetch the lists of "
+            "the split again, or remove the three to use the published one."
+        )
+
+
+def read_text(path: Path) -> str:
+    """Return the content of a text file. Raises DataError if it cannot be read."""
+    try:
+        return read_regular(path, _LIMIT).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as text ({error}). Fetch it again.") from error
+
+
 def to_split(
-    where: object,
-    lists: Mapping[str, Iterable[str]],
-    class_names: Sequence[str],
-    counts: tuple[int, int, int] | None = None,
+    where: object | Sequence[Path], lists: Mapping[str, Iterable[str]], class_names: Sequence[str]
 ) -> ClassSplit:
     """Return the class split given by three lists of names.
 
@@ -82,23 +101,14 @@ def to_split(
         where: what errors name as the origin of the lists: one name, or a list of the three files.
         lists: part -> class names.
         class_names: class names of the dataset.
-        counts: the number of classes that each part must have, if known.
     """
     places = where if isinstance(where, list) else [where] * len(PARTS)
     numbers = {name: c for c, name in enumerate(class_names)}
-    parts: list[tuple[int, ...]] = []
-    for i, part in enumerate(PARTS):
-        names = list(lists[part])
-        if counts is not None and len(set(names)) != counts[i]:
-            raise DataError(
-                f"{places[i]} lists {len(set(names))} {part} classes; expected {counts[i]}. Fetch "
-                "the split again, or remove it to use the published one."
-            )
-        for name in names:
+    for place, part in zip(places, PARTS, strict=True):
+        for name in lists[part]:
             if name not in numbers:
                 raise DataError(
-                    f"{places[i]} names class {name!r}, of which the data has no image. "
+                    f"{place} names class {name!r}, of which the data has no image. "
                     f"{nearest(name, numbers)} Fetch the split and the data again."
                 )
-        parts.append(tuple(sorted(numbers[name] for name in names)))
-    return ClassSplit(*parts)
+    return ClassSplit(*(tuple(sorted(numbers[name] for name in lists[part])) for part in PARTS))
