@@ -280,9 +280,9 @@ def test_data_that_do_not_do_are_refused_and_nothing_is_written(tmp_path: Path) 
 
 
 def test_the_command_writes_either_and_says_what_it_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedshot.cli.flower.require_flower", lambda: None)
+    pytest.importorskip("flwr", reason="the extra `flower` is not installed")
     held = pictures("robin", "wren", "owl", "stork")
     np.savez(tmp_path / "a.npz", x=held.x, y=held.y, class_names=np.array(held.class_names))
     held = pictures("crow", "jay", "owl", "rook", each=6)
@@ -317,9 +317,9 @@ def test_the_command_writes_either_and_says_what_it_left_out(
 
 
 def test_hosts_that_read_words_in_other_ways_do_not_train_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedshot.cli.flower.require_flower", lambda: None)
+    pytest.importorskip("flwr", reason="the extra `flower` is not installed")
     words = [f"w{i}" for i in range(12)]
     vectors = "".join(f"{word} {i} 1.5 {-i}\n" for i, word in enumerate(words)).encode()
     (tmp_path / "same.txt").write_bytes(vectors)

@@ -36,7 +36,7 @@ from fedshot.deploy.flower.server_folder import (
     join_address,
     make_private_folder,
 )
-from fedshot.deploy.flower.shards import write_shards
+from fedshot.deploy.flower.shards import shares_of, write_shards
 from fedshot.deploy.flower.superlink import TOKEN
 from fedshot.runs.prepare import PreparedRun
 
@@ -55,12 +55,7 @@ def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = Fa
     Unless the run has `begun`, existing client files are replaced, since they may belong to another
     configuration. Raises ConfigError for more nodes than clients.
     """
-    shares = [_share(prepared, nodes, i) for i in range(nodes)]
-    if [] in shares:
-        raise ConfigError(
-            f"--nodes is {nodes}, and node {shares.index([])} would hold no client: there are "
-            f"{len(prepared.clients)}. Choose fewer nodes."
-        )
+    shares = shares_of(prepared.clients, nodes)
     server_folder = ServerFolder(folder / "server")
     make_private_folder(folder)
     make_private_folder(server_folder.folder)
@@ -84,10 +79,6 @@ def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = Fa
             shutil.rmtree(partial, ignore_errors=True)
             write_shards(partial, prepared.dataset, prepared.deal.train, clients)
             partial.replace(data)
-
-
-def _share(prepared: PreparedRun, nodes: int, i: int) -> list[int]:
-    return [client for client in prepared.clients if client % nodes == i]
 
 
 def node_command(folder: Path, i: int, address: str) -> list[str]:

@@ -108,7 +108,8 @@ class ServerFolder:
             if not (self.folder / name).exists():
                 raise ConfigError(
                     f"{self.folder / name} does not exist. Make it with `fedshot flower keys "
-                    f"--server {host} --folder {self.folder}`."
+                    f"--server {host} --folder {self.folder}`; or use --insecure, on loopback or "
+                    "if the network itself is safe."
                 )
         return [
             *command, "--enable-supernode-auth", "--ssl-ca-certfile", str(self.ca),

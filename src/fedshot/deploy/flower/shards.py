@@ -57,6 +57,17 @@ def kind_of(dataset: Dataset) -> dict[str, Any]:
     return found | ({"cut": dataset.x.cut} if isinstance(dataset.x, Tokens) else {})
 
 
+def shares_of(clients: Sequence[int], nodes: int) -> list[list[int]]:
+    """Return the clients of each node. Raises ConfigError if a node would have none."""
+    shares = [[client for client in clients if client % nodes == i] for i in range(nodes)]
+    if [] in shares:
+        raise ConfigError(
+            f"--nodes is {nodes}, and node {shares.index([])} would hold no client: there are "
+            f"{len(clients)}. Choose fewer nodes."
+        )
+    return shares
+
+
 def check_apart(folder: Path, shares: Sequence[Collection[int]]) -> None:
     """Raise ConfigError if a node's folder holds clients that `shares` gives to other nodes."""
     for node in sorted(folder.glob("node-*")):
