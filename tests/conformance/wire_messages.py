@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from fedshot.conformance.small import CLIENTS, FederationHost
 from fedshot.deploy.flower.client_runtime import ClientRuntime
-from fedshot.deploy.flower.codec import LIMITS
 from fedshot.deploy.flower.fleet import FlowerFleet
-from fedshot.deploy.flower.messages import Incoming, WireMessage
+from fedshot.deploy.flower.messages import LIMITS, Incoming, WireMessage
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.worker import run_work
 from fedshot.fleets.sequential import Sequential

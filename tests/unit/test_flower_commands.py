@@ -20,7 +20,7 @@ import pytest
 from fedshot.cli.main import main
 from fedshot.config.load import Config
 from fedshot.core.errors import AbsentError, BusyError, ConfigError
-from fedshot.deploy.flower.codec import Limits
+from fedshot.deploy.flower.messages import Limits
 
 pytest.importorskip("cryptography", reason="the extra `flower` is not installed")
 from fedshot.deploy.flower import local

@@ -21,9 +21,8 @@ from fedshot.core import tree
 from fedshot.core.errors import CheckpointError
 from fedshot.core.seeds import Key
 from fedshot.deploy.flower.client_runtime import ClientRuntime
-from fedshot.deploy.flower.codec import LIMITS, CodecError
 from fedshot.deploy.flower.fleet import FlowerFleet
-from fedshot.deploy.flower.messages import Incoming, WireMessage
+from fedshot.deploy.flower.messages import LIMITS, CodecError, Incoming, WireMessage
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.worker import run_work
 from fedshot.fleets.guard import Guard

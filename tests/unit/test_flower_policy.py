@@ -14,8 +14,7 @@ import torch
 from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
-from fedshot.deploy.flower.codec import LIMITS
-from fedshot.deploy.flower.messages import COMMON, WireMessage
+from fedshot.deploy.flower.messages import COMMON, LIMITS, WireMessage
 from fedshot.deploy.flower.policy import Policy, PolicyError
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import read_shards, write_shards

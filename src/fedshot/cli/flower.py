@@ -10,7 +10,6 @@ import argparse
 import socket
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from fedshot.cli.train import chosen_config, finish, going_on
@@ -23,7 +22,6 @@ from fedshot.data.sources.embedding import TextOptions, reading_digest
 from fedshot.data.tokens import Tokens
 from fedshot.deploy.flower import local
 from fedshot.deploy.flower.admission import admit, parse_clients
-from fedshot.deploy.flower.codec import Limits
 from fedshot.deploy.flower.connection import Connection
 from fedshot.deploy.flower.flower_runs import Deployment, open_experiment
 from fedshot.deploy.flower.keys import (
@@ -36,6 +34,7 @@ from fedshot.deploy.flower.keys import (
     make_server_keys,
     new_key,
 )
+from fedshot.deploy.flower.messages import Limits
 from fedshot.deploy.flower.node import NodeLoop
 from fedshot.deploy.flower.node_registry import ranges
 from fedshot.deploy.flower.packing import pack_client, pack_tests
@@ -80,9 +79,9 @@ def _begin(options: argparse.Namespace, *, server: str, nodes: int) -> int:
     folder = options.out / chosen.name
     tests = str(options.tests.resolve()) if server and options.tests else ""
     check_norms(options.norms, options.norm_multiple)
-    deployment = replace(
-        Deployment.new(server, nodes, options.deadline, tests),
-        norms=options.norms, norm_multiple=options.norm_multiple,
+    deployment = Deployment.new(
+        server, nodes, options.deadline,
+        tests=tests, norms=options.norms, norm_multiple=options.norm_multiple,
     )  # fmt: skip
     if run_folder.begun(folder):
         chosen = going_on(options, folder, chosen)

@@ -17,9 +17,8 @@ import json
 import shutil
 from collections.abc import Collection, Generator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator
 from typing_extensions import TypedDict
 
 from fedshot.config.registry import difference
@@ -29,8 +28,8 @@ from fedshot.core.machine import arithmetic
 from fedshot.core.records import Whole
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.deploy.flower.codec import CodecError
-from fedshot.deploy.flower.node_registry import NO_SEAL, Seal, checked_seal
+from fedshot.deploy.flower.messages import CodecError
+from fedshot.deploy.flower.node_registry import NO_SEAL, Seal, SealRecord, checked_seal
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import NodeData
 from fedshot.fleets.host import Host
@@ -49,7 +48,7 @@ class _SessionRecord(TypedDict):
 
     life: Whole
     done: Whole
-    sealed: Annotated[list[Any], AfterValidator(checked_seal)]
+    sealed: SealRecord
 
 
 class ClientRuntime:
@@ -76,7 +75,7 @@ class ClientRuntime:
         if (path := folder / "life.json").exists():
             found = records.read(path, _SessionRecord)
             self._session, self._done = found["life"], found["done"]
-            self._sealed = (found["sealed"][0], found["sealed"][1])
+            self._sealed = checked_seal(found["sealed"])
         self._recovered = False
 
     @classmethod
@@ -158,9 +157,8 @@ class ClientRuntime:
                 f"work of round {version[0]}, but round {self._sealed[0]} is already sealed"
             )
         if work.get("as_of"):
-            round, sha = int(work["as_of"][0]), str(work["as_of"][1])
-            self._open_seal(round, sha)
-            version = (round, version[1])
+            self._open_seal(*checked_seal(work["as_of"]))
+            version = (work["as_of"][0], version[1])
         root, *path = work["key"]
         exchange = Exchange(
             ClientWork(self._method, name), PerClient(messages.__getitem__), tuple(messages), {},

@@ -17,7 +17,6 @@ import httpx
 from fedshot.core.console import tell
 from fedshot.core.errors import ConfigError, FedshotError
 from fedshot.deploy.flower.admission import admit
-from fedshot.deploy.flower.codec import LIMITS, Limits
 from fedshot.deploy.flower.keys import (
     load_authority,
     load_node_key,
@@ -26,8 +25,9 @@ from fedshot.deploy.flower.keys import (
     make_server_keys,
     public_bytes,
 )
+from fedshot.deploy.flower.messages import LIMITS, Limits
 from fedshot.deploy.flower.operator import Operator
-from fedshot.deploy.flower.processes import Child, Children
+from fedshot.deploy.flower.processes import Child, ChildError, Children
 from fedshot.deploy.flower.server_folder import (
     CERTIFICATE,
     ServerFolder,
@@ -43,10 +43,6 @@ from fedshot.runs.prepare import PreparedRun
 # -P keeps modules of the working folder from being imported.
 PROGRAM = [sys.executable, "-P", "-m", "fedshot.cli.main"]
 _START_SECONDS = 120.0
-
-
-class StartError(FedshotError):
-    """The server process of a federation did not start."""
 
 
 def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = False) -> None:
@@ -97,7 +93,7 @@ def federation(
 ) -> Iterator[tuple[ServerFolder, Children]]:
     """Run a server and nodes in a folder made by `prepare`; logs go to logs/ in the folder.
 
-    `env` adds to the environment of the nodes. Raises StartError if the server does not start.
+    `env` adds to the environment of the nodes. Raises ChildError if the server does not start.
     """
     server_folder = ServerFolder(folder / "server")
     with Children() as children:
@@ -118,7 +114,7 @@ def start_server(
 ) -> Child:  # fmt: skip
     """Start a SuperLink, wait until it responds, and register the nodes.
 
-    Raises StartError if the server does not start, ConfigError if the port is taken or the
+    Raises ChildError if the server does not start, ConfigError if the port is taken or the
     certificate is for another host.
     """
     check_free(host, port)  # before server.json says that a server is there
@@ -130,7 +126,7 @@ def start_server(
     until = time.monotonic() + _START_SECONDS
     while not operator.ready():
         if child.ended or time.monotonic() > until:
-            raise StartError(f"the server did not start. Its log ends with:\n{child.tail}")
+            raise ChildError(f"the server did not start. Its log ends with:\n{child.tail}")
         time.sleep(0.1)
     if secure:
         for text in operator.register(load_public_keys(server_folder.nodes)):

@@ -7,12 +7,13 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, TypeAlias
+
+from pydantic import AfterValidator
 
 from fedshot.core.errors import ConfigError
 from fedshot.deploy.flower.admission import Entry
-from fedshot.deploy.flower.codec import short
-from fedshot.deploy.flower.messages import Incoming, WireMessage
+from fedshot.deploy.flower.messages import Incoming, WireMessage, short
 from fedshot.deploy.flower.setup import Setup
 
 HELLO_SECONDS = 60.0  # time for a node to read its data and report its clients
@@ -25,11 +26,17 @@ Seal = tuple[int, str]  # a round, and the hash of the states made permanent wit
 NO_SEAL: Seal = (-1, "")
 
 
-def checked_seal(seal: list[Any]) -> list[Any]:
-    """Return a seal from JSON. Raises ValueError if it is not a round and a hash."""
-    if [type(part) for part in seal] != [int, str]:
-        raise ValueError("expected a round and a hash")
-    return seal
+def checked_seal(seal: Any) -> Seal:
+    """Return a seal from JSON. Raises ValueError unless it is a round and a hash."""
+    match seal:
+        case [round, str(sha)] if type(round) is int and -1 <= round < _MOST:
+            if _SHA.fullmatch(sha):
+                return round, sha
+    raise ValueError("expected a round and a hash")
+
+
+SealRecord: TypeAlias = Annotated[Any, AfterValidator(checked_seal)]
+"""A seal in a JSON record, for `core.records`."""
 
 
 class Transport(Protocol):
@@ -59,6 +66,7 @@ class Node:
     examples: int | None = None  # most examples of one client, by the operator's entry
 
 
+@dataclass
 class NodeRegistry:
     """The nodes of a run.
 
@@ -69,22 +77,17 @@ class NodeRegistry:
     Arguments are those of `FlowerFleet`; a new node has `hello_seconds` to report its clients.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        setup: Setup,
-        session: int,
-        tell: Callable[[str], None],
-        hello_seconds: float = HELLO_SECONDS,
-        entries: Callable[[], Mapping[str, Entry]] | None = None,
-    ) -> None:
-        self._transport, self._setup, self._session = transport, setup, session
-        self._tell, self._hello_seconds, self._entries = tell, hello_seconds, entries
-        self.nodes: dict[str, Node] = {}
-        self.bases: dict[str, Seal] = {}
-        self.owners: dict[int, str] = {}  # client with sealed states -> its node's name
-        self._left_out: dict[int, tuple[str, float]] = {}  # node id -> reason, time to ask again
-        self._orders = 0
+    transport: Transport
+    setup: Setup
+    session: int
+    tell: Callable[[str], None]
+    hello_seconds: float = HELLO_SECONDS
+    entries: Callable[[], Mapping[str, Entry]] | None = None
+    nodes: dict[str, Node] = field(default_factory=dict, init=False)
+    bases: dict[str, Seal] = field(default_factory=dict, init=False)
+    owners: dict[int, str] = field(default_factory=dict, init=False)  # clients with sealed states
+    _left_out: dict[int, tuple[str, float]] = field(default_factory=dict, init=False)
+    _orders: int = field(default=0, init=False)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes.values())
@@ -95,7 +98,8 @@ class NodeRegistry:
 
     def connected(self) -> dict[int, Node]:
         """Return the connected nodes by number, after asking new ones for their clients."""
-        connected, now = self._transport.connected(), time.monotonic()
+        connected, now = self.transport.connected(), time.monotonic()
+        # Reason, and time to ask again, of each node that is left out.
         self._left_out = {n: why for n, why in self._left_out.items() if n in connected}
         new = {
             number: name
@@ -112,7 +116,7 @@ class NodeRegistry:
 
     def begin_session(self, bases: Mapping[str, Seal], owners: Mapping[int, str] = {}) -> None:
         """Begin a session from these seals; remove nodes with clients that another node owns."""
-        self._session, self.bases, self.owners = self._session + 1, dict(bases), dict(owners)
+        self.session, self.bases, self.owners = self.session + 1, dict(bases), dict(owners)
         for node in [*self]:
             if reason := self._owner_conflict(node.name, node.clients):
                 del self.nodes[node.name]
@@ -134,8 +138,8 @@ class NodeRegistry:
         """Return a message with the run's setup and session, and the node's pending orders."""
         return WireMessage(
             {
-                "setup": self._setup.to_json(),
-                "life": self._session,
+                "setup": self.setup.to_json(),
+                "life": self.session,
                 "base": list(node.base),
                 "orders": list(node.orders),
             }
@@ -147,12 +151,15 @@ class NodeRegistry:
         if node is None or incoming.wire_message is None or incoming.reason:
             return 0.0
         head = incoming.wire_message.head
-        done, sealed = head.get("done"), _parse_seal(head.get("sealed"))
+        done: Any = head.get("done")
         seconds: Any = head.get("seconds")
-        if type(done) is not int or not 0 <= done <= self._orders or sealed is None:
+        if type(done) is not int or not 0 <= done <= self._orders:
+            return 0.0
+        try:
+            node.base = checked_seal(head.get("sealed"))
+        except ValueError:
             return 0.0
         node.orders = [order for order in node.orders if order[0] > done]
-        node.base = sealed
         valid = isinstance(seconds, int | float) and 0 <= seconds <= _MOST
         return float(seconds) if valid else 0.0
 
@@ -161,7 +168,7 @@ class NodeRegistry:
         for number, name in new.items():
             wire_messages[number] = self.message_to(Node(name, number, frozenset(), NO_SEAL))
             wire_messages[number].head["hello"] = True
-        for incoming in self._transport.send_and_receive(wire_messages, self._hello_seconds):
+        for incoming in self.transport.send_and_receive(wire_messages, self.hello_seconds):
             name, reason = new[incoming.node], incoming.reason
             if incoming.wire_message is not None and not reason:
                 # With node keys, the registered name counts.
@@ -172,23 +179,23 @@ class NodeRegistry:
 
     def _leave_out(self, number: int, name: str, reason: str) -> None:
         if self._left_out.get(number, ("", 0.0))[0] != reason:
-            self._tell(f"node {name or number} is left out: {reason}")
+            self.tell(f"node {name or number} is left out: {reason}")
         self._left_out[number] = reason, time.monotonic() + RETRY_SECONDS
 
     def _add(
         self, number: int, name: str, head: Mapping[str, Any], connected: Collection[int]
     ) -> str:
         """Add a node, or update it after a reconnect; return why it is refused, or ""."""
-        claimed, n_clients = head.get("clients"), self._setup.clients
+        claimed, n_clients = head.get("clients"), self.setup.clients
         if not isinstance(claimed, list) or not all(type(c) is int for c in claimed):
             return "it does not report its clients"
         unknown = next((c for c in claimed if not 0 <= c < n_clients), None)
         if unknown is not None:
             return f"it reports client {short(unknown, 20)}; the run has 0 to {n_clients - 1}"
         clients, entry = frozenset(claimed), None
-        if self._entries is not None:
+        if self.entries is not None:
             try:
-                entry = self._entries().get(name)
+                entry = self.entries().get(name)
             except ConfigError as error:
                 return str(error)
             if entry is None:
@@ -211,7 +218,7 @@ class NodeRegistry:
             node = Node(name, number, clients, self.bases.get(name, NO_SEAL))
             node.environment = _parse_environment(head.get("environment"))
             self.nodes[name] = node
-            self._tell(f"node {name} holds clients {ranges(clients)}")
+            self.tell(f"node {name} holds clients {ranges(clients)}")
         elif node.number in connected and node.number != number:
             return "a node of that name is connected. Give it another, with --name"
         node.number, node.clients = number, clients
@@ -238,16 +245,6 @@ def _parse_environment(found: Any) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if fits and isinstance(found, dict) else {}
-
-
-def _parse_seal(found: Any) -> Seal | None:
-    """Return a node's reported seal; None if it is invalid."""
-    if not isinstance(found, list) or len(found) != 2:
-        return None
-    round, sha = found
-    if type(round) is not int or not -1 <= round < _MOST:
-        return None
-    return (round, sha) if isinstance(sha, str) and _SHA.fullmatch(sha) else None
 
 
 def ranges(clients: Collection[int]) -> str:

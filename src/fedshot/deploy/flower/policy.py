@@ -17,7 +17,6 @@ uploads private.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -29,7 +28,7 @@ from fedshot.config.load import Config
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.tree import Tree
-from fedshot.deploy.flower.codec import short
+from fedshot.deploy.flower.messages import short
 from fedshot.protocol.method import BATCH_OPTIONS, STEP_OPTIONS
 
 _MB = 1 << 20
@@ -76,16 +75,14 @@ class Policy:
         if unknown := sorted(found.keys() - known):
             raise ConfigError(f"{path} has {unknown[0]!r}; expected some of {sorted(known)}.")
         for name, value in found.items():
-            listed = name in ("methods", "parts")
-            good = (
-                isinstance(value, list) and all(isinstance(word, str) for word in value)
-                if listed
-                else type(value) in (int, float) and 0 < value < float("inf")
-            )
+            if name in ("methods", "parts"):
+                good = isinstance(value, list) and all(isinstance(word, str) for word in value)
+                expected, found[name] = "a list of names", tuple(value) if good else ()
+            else:
+                good = type(value) in (int, float) and 0 < value < float("inf")
+                expected = "a number above 0"
             if not good:
-                what = "a list of names" if listed else "a number above 0"
-                raise ConfigError(f"{path}: {name} is {value!r}; expected {what}.")
-            found[name] = tuple(value) if listed else value
+                raise ConfigError(f"{path}: {name} is {value!r}; expected {expected}.")
         return cls(**found)
 
     def check_run(self, config: Config, clients: int) -> None:
@@ -119,12 +116,7 @@ class Policy:
         """Raise PolicyError if the private states of a run take too much space."""
         if self.most_disk_mb is None:
             return
-        held = sum(
-            entry.stat().st_size
-            for root, _, names in os.walk(folder)
-            for entry in (Path(root) / name for name in names)
-            if entry.is_file()
-        )
+        held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         if held > self.most_disk_mb * _MB:
             raise PolicyError(self._describe("most_disk_mb", f"{held / _MB:.1f} MB of states"))
 
@@ -143,6 +135,9 @@ class Policy:
         allowed = getattr(self, line)
         value = ", ".join(allowed) if isinstance(allowed, tuple) else f"{allowed:g}"
         return f"the policy of this node has {line} {value}, and the server asks for {requested}."
+
+
+NO_BOUNDS = Policy()
 
 
 def append_to_log(path: Path, **entry: Any) -> None:

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from fedshot.deploy.flower.codec import Limits
+from fedshot.deploy.flower.messages import Limits
 from fedshot.deploy.flower.processes import exit_with_parent
 from fedshot.deploy.flower.wire import max_object_bytes, max_objects, silence_flower
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from fedshot.core.errors import FedshotError
 from fedshot.core.tree import Tree
 from fedshot.deploy.flower.client_runtime import ClientRuntime
-from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits, short
-from fedshot.deploy.flower.messages import COMMON, WireMessage
-from fedshot.deploy.flower.policy import Policy, PolicyError, append_to_log
+from fedshot.deploy.flower.messages import COMMON, LIMITS, CodecError, Limits, WireMessage, short
+from fedshot.deploy.flower.node_registry import checked_seal
+from fedshot.deploy.flower.policy import NO_BOUNDS, Policy, PolicyError, append_to_log
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import NodeData
 from fedshot.protocol.exchange import Arrival
@@ -50,7 +50,8 @@ class Worker:
         tell: Callable[[str], None] = print, policy: Policy | None = None,
     ) -> None:  # fmt: skip
         self.name, self._data, self._folder = name, data, folder
-        self._limits, self._workers, self._tell, self._policy = limits, workers, tell, policy
+        self._limits, self._workers, self._tell = limits, workers, tell
+        self._policy, self._keeps_log = policy or NO_BOUNDS, policy is not None
         self._runtimes: dict[str, tuple[str, ClientRuntime]] = {}  # run id -> setup key, runtime
 
     def handle(self, wire_message: WireMessage) -> WireMessage:
@@ -77,7 +78,7 @@ class Worker:
         `head` is the message's header, or {} if the message is not verified. If the log cannot be
         written, the node reports it with `tell` and continues.
         """
-        if self._policy is None:
+        if not self._keeps_log:
             return
         setup, work = head.get("setup"), head.get("work")
         work = work if isinstance(work, dict) else {}
@@ -99,9 +100,8 @@ class Worker:
         head = wire_message.head
         try:
             setup, session = Setup.from_json(head["setup"]), int(head["life"])
-            base = (int(head["base"][0]), str(head["base"][1]))
-            orders = list(head["orders"])
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+            base, orders = checked_seal(head["base"]), list(head["orders"])
+        except (KeyError, TypeError, ValueError) as error:
             raise CodecError(f"the head is incomplete: {error!r}") from None
         runtime = self._runtime(setup)
         if head.get("hello"):
@@ -111,8 +111,7 @@ class Worker:
         runtime.start_session(session, base)
         runtime.apply_orders(orders)
         if head.get("work"):
-            if self._policy is not None:
-                self._policy.check_disk(self._folder / setup.run)
+            self._policy.check_disk(self._folder / setup.run)
             run_work(runtime, wire_message, reply, self._limits, self._policy, self._tell)
         reply.head |= runtime.state
 
@@ -120,8 +119,7 @@ class Worker:
         key = setup.key()
         held = self._runtimes.get(setup.run)
         if held is None or held[0] != key:
-            if self._policy is not None:  # before any file of the run is written
-                self._policy.check_run(setup.config(), setup.clients)
+            self._policy.check_run(setup.config(), setup.clients)  # before any file is written
             folder = self._folder / setup.run
             held = key, ClientRuntime.of(setup, self._data, folder, self._workers)
             self._runtimes = {setup.run: held}  # the states of other runs stay on disk
@@ -130,7 +128,7 @@ class Worker:
 
 def run_work(
     runtime: ClientRuntime, wire_message: WireMessage, reply: WireMessage, limits: Limits,
-    policy: Policy | None = None, tell: Callable[[str], None] = print,
+    policy: Policy = NO_BOUNDS, tell: Callable[[str], None] = print,
 ) -> None:  # fmt: skip
     """Run the work that a message requests, and add the results to the reply.
 
@@ -154,7 +152,7 @@ def run_work(
     results = reply.head["results"] = {}
     with closing(runtime.run_work(work, messages)) as arrivals:
         for arrival in arrivals:
-            if policy is not None and arrival.reply is not None:
+            if arrival.reply is not None:
                 policy.check_up(arrival.reply.up)
             results[str(arrival.client)] = _put(arrival, reply)
             if len(results) == len(messages):
@@ -164,8 +162,7 @@ def run_work(
             if seconds > remaining:
                 raise CodecError(f"{done}, and the server does not wait for the reply any more")
             try:
-                if policy is not None:
-                    policy.check_seconds(seconds)
+                policy.check_seconds(seconds)
             except PolicyError as error:
                 tell(f"{done}: {error}")
                 fault = {"fault": ["lost", str(error)]}
