@@ -258,8 +258,6 @@ def node(options: argparse.Namespace) -> int:
     check_secure(host, secure=bool(options.ca and options.key), insecure=options.insecure)
     if options.ca and not options.key:
         raise ConfigError("--ca without --key: make a key with `fedshot flower keys --node FILE`.")
-    if options.ca and not options.ca.is_file():
-        raise ConfigError(f"{options.ca} is not a file. Copy ca.pem from the server's folder.")
     check = Verifier(options.ca).check if options.ca else None
     limits = Limits(message=options.most_mb << 20)
     name = options.name or (options.key.stem if options.key else socket.gethostname())

@@ -28,7 +28,7 @@ from fedshot.core.machine import arithmetic
 from fedshot.core.records import Whole
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.deploy.flower.messages import CodecError
+from fedshot.deploy.flower.messages import CodecError, short
 from fedshot.deploy.flower.node_registry import NO_SEAL, Seal, SealRecord, checked_seal
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.shards import NodeData
@@ -120,21 +120,21 @@ class ClientRuntime:
 
     def apply_orders(self, orders: list[Any]) -> None:
         """Carry out the orders that this node has not carried out yet."""
-        for number, kind, *rest in orders:
+        for number, *order in orders:
             if number <= self._done:
                 continue
-            if kind == "drop":
-                version, clients = rest
-                for client in clients:
-                    self._store.drop(int(client), (int(version[0]), int(version[1])))
-            elif kind == "void":
-                self._store.void(int(rest[0]))
-            elif kind == "seal":
-                self._seal(int(rest[0]), [int(r) for r in rest[1]])
-            else:
-                raise CodecError(f"unknown order {str(kind)[:20]!r}")
+            match order:
+                case ["drop", [int(round), int(step)], [*clients]]:
+                    for client in clients:
+                        self._store.drop(int(client), (round, step))
+                case ["void", int(round)]:
+                    self._store.void(round)
+                case ["seal", int(round), [*keep]]:
+                    self._seal(round, [int(r) for r in keep])
+                case _:
+                    raise CodecError(f"unknown order {short(order[0], 20)!r}")
             self._done = number
-            if kind == "seal":
+            if order[0] == "seal":
                 self._write_session()
 
     @property
@@ -144,11 +144,11 @@ class ClientRuntime:
 
     def run_work(self, work: dict[str, Any], messages: dict[int, Tree]) -> Generator[Arrival]:
         """Run the client work that `work` describes, for the clients in `messages`."""
-        name, phase = str(work["name"]), str(work["phase"])
+        name, phase = str(work["name"]), work["phase"]
         if not ClientWork(self._method, name).exists:
             raise CodecError(f"{self._method.name} has no client work {name[:60]!r}")
         if phase not in ("train", "evaluate"):
-            raise CodecError(f"unknown phase {phase[:20]!r}")
+            raise CodecError(f"unknown phase {short(phase, 20)!r}")
         if unknown := sorted(set(messages) - self._clients):
             raise CodecError(f"this node does not hold client {unknown[0]}")
         version = (int(work["version"][0]), int(work["version"][1]))
@@ -162,7 +162,7 @@ class ClientRuntime:
         root, *path = work["key"]
         exchange = Exchange(
             ClientWork(self._method, name), PerClient(messages.__getitem__), tuple(messages), {},
-            Key(int(root), tuple(path)), version, "train" if phase == "train" else "evaluate",
+            Key(int(root), tuple(path)), version, phase,
         )  # fmt: skip
         with arithmetic(self._threads):
             yield from self._fleet.replies(exchange)
@@ -183,10 +183,8 @@ class ClientRuntime:
         kept = {max((s for s in sealed if s <= r), default=-1) for r in keep}
         self._sealed = (round, self._store.seal(round, kept))
         for path in self._folder.glob(f"{_SET_ASIDE}*"):
-            if (
-                int(path.name.removeprefix(_SET_ASIDE).partition("-")[0]) <= round
-                and self._sealed[1]
-            ):
+            last = int(path.name.removeprefix(_SET_ASIDE).partition("-")[0])
+            if self._sealed[1] and last <= round:
                 shutil.rmtree(path)
 
     def _set_aside(self) -> None:

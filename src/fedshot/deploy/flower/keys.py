@@ -79,8 +79,8 @@ def load_authority(path: Path) -> x509.Certificate:
         return x509.load_pem_x509_certificate(data)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} is not a certificate: {error}. Give the ca.pem that `fedshot flower "
-            "keys` made for the server."
+            f"{path} is not a certificate: {error}. Copy ca.pem from the server's folder, where "
+            "`fedshot flower keys` made it."
         ) from None
 
 

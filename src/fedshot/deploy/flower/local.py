@@ -57,9 +57,7 @@ def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = Fa
     make_private_folder(server_folder.folder)
     if not (server_folder.folder / CERTIFICATE).exists():
         make_server_keys(server_folder.folder, ["localhost", "127.0.0.1"])
-    server_folder.nodes.mkdir(exist_ok=True)
-    for stale in (*server_folder.nodes.glob("*.pub"), *server_folder.nodes.glob("*.json")):
-        stale.unlink()
+    shutil.rmtree(server_folder.nodes, ignore_errors=True)  # `admit` below makes it again
     for old in folder.glob("node-*/data" if not begun else "node-*/data.partial"):
         shutil.rmtree(old)
     for i, clients in enumerate(shares):
@@ -153,10 +151,8 @@ class Registrar:
             if self.known and not nodes.is_dir():
                 raise ConfigError(f"{nodes} is not a folder any more. Put it back.")
             now = load_public_keys(nodes)
-            if now == self.known:
-                self._last_error = ""
-                return
-            refused = operator_of(self._server_folder).register(now)
+            changed = now != self.known
+            refused = operator_of(self._server_folder).register(now) if changed else []
         except (FedshotError, OSError, ValueError, httpx.HTTPError) as error:
             if str(error) != self._last_error:
                 self._tell(f"registered nodes unchanged: {error}")
@@ -164,7 +160,8 @@ class Registrar:
             return
         for text in refused:
             self._tell(f"node {text}")
-        self._tell(f"registered nodes: {', '.join(now) or 'none'}")
+        if changed:
+            self._tell(f"registered nodes: {', '.join(now) or 'none'}")
         self.known, self._last_error = now, ""
 
 

@@ -2,14 +2,16 @@
 
     methods: [fedavg, fedavg_probe]  # methods that may run
     parts: [theta, stats, logits]    # parts that may be uploaded, by name
-    most_up_mb: 20                   # upload of one client in one exchange
+    most_up_mb: 20                   # MiB that one client uploads in one exchange
     min_batch: 16                    # least `batch` or `inner_batch` of a method, unless null
     min_local_steps: 2               # least `local_steps` or `prepare_steps` of a method
     min_cohort: 3                    # least clients in a round
-    most_seconds: 600                # work for one message
-    most_disk_mb: 500                # private states of one run
+    most_seconds: 600                # work for one message; checked after each client
+    most_disk_mb: 500                # MiB of private states of one run; checked before work begins
 
-All lines are optional. A method that has none of the options a line bounds is refused. The server
+All lines are optional. A method that has none of the options a line bounds is refused. A batch of
+null means a client's whole data, and is allowed. With `min_local_steps` above 1, the gradient of a
+single step may not be uploaded. Above `most_seconds`, the remaining clients are skipped. The server
 chooses the model, the method and its options; a policy excludes the worst choices. It does not make
 uploads private.
 """
@@ -42,21 +44,7 @@ class PolicyError(ConfigError):
 
 @dataclass(frozen=True)
 class Policy:
-    """Bounds on the requests of a server; None for no bound.
-
-    Args:
-        methods: methods that may run.
-        parts: names of the parts of an upload, such as "theta", that are allowed.
-        most_up_mb: MiB that one client uploads in one exchange.
-        min_batch: least examples of a step, by the method's options `batch` and `inner_batch`;
-            null, which means a client's whole data, is allowed.
-        min_local_steps: least steps between two uploads, by the method's options `local_steps` and
-            `prepare_steps`. Above 1, the gradient of a single step may not be uploaded.
-        min_cohort: least clients of a round.
-        most_seconds: seconds of work for one message; checked after each client. Above it, the
-            remaining clients are skipped.
-        most_disk_mb: MiB of private states of one run; checked before work begins.
-    """
+    """Bounds on the requests of a server, as in the policy file; None for no bound."""
 
     methods: tuple[str, ...] | None = None
     parts: tuple[str, ...] | None = None

@@ -135,8 +135,9 @@ def _full_dataset(found: dict[str, Any], notes: dict[str, Any]) -> Dataset:
     if "table" in found:
         sizes = np.zeros(n, np.int64)
         sizes[rows] = np.diff(found["offsets"])
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        x: Any = Tokens(found["ids"], offsets, found["table"], int(notes["cut"]))
+        x: Any = Tokens(
+            found["ids"], np.append(0, np.cumsum(sizes)), found["table"], int(notes["cut"])
+        )
     else:
         x = np.zeros((n, *found["x"].shape[1:]), dtype=np.uint8)
         x[rows] = found["x"]

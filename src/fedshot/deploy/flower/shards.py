@@ -175,16 +175,15 @@ def read_shards(folder: Path, clients: Sequence[int] | None = None) -> NodeData:
 def _concatenate(parts: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> Dataset:
     y = np.concatenate([part["y"] for part in parts])
     names = tuple(map(str, notes["class_names"]))
-    if "table" not in parts[0]:
-        x: Any = np.concatenate([part["x"] for part in parts])
-        return Dataset(str(notes.get("name", "shards")), x, y, names)
-    cut = int(notes["cut"])
-    texts = [Tokens(part["ids"], part["offsets"], part["table"], cut) for part in parts]
-    sizes = np.concatenate([np.diff(one.offsets) for one in texts])
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    ids, table = _one_table(texts)
-    tokens = Tokens(ids, offsets, table, cut)
-    return Dataset(str(notes.get("name", "shards")), tokens, y, names)
+    if "table" in parts[0]:
+        cut = int(notes["cut"])
+        texts = [Tokens(part["ids"], part["offsets"], part["table"], cut) for part in parts]
+        sizes = np.concatenate([[0], *(np.diff(one.offsets) for one in texts)])
+        ids, table = _one_table(texts)
+        x: Any = Tokens(ids, np.cumsum(sizes), table, cut)
+    else:
+        x = np.concatenate([part["x"] for part in parts])
+    return Dataset(str(notes.get("name", "shards")), x, y, names)
 
 
 def _one_table(texts: Sequence[Tokens]) -> tuple[Words, Table]:

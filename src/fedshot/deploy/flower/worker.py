@@ -137,18 +137,13 @@ def run_work(
     """
     begun = time.monotonic()
     head, work = wire_message.head, wire_message.head["work"]
-    try:
-        clients = [int(client) for client in work["clients"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CodecError(f"the work is incomplete: {error!r}") from None
+    clients = [int(client) for client in work["clients"]]
     if COMMON in wire_message.blocks:
         messages = dict.fromkeys(clients, wire_message.get(COMMON, limits))
     else:
         messages = {client: wire_message.get(f"c{client}", limits) for client in clients}
-    sent, within = head.get("sent"), head.get("within")
-    remaining = math.inf  # seconds for which the server waits for the reply
-    if isinstance(within, int | float) and isinstance(sent, int | float):
-        remaining = sent + within - time.time()
+    # Seconds for which the server waits for the reply.
+    remaining = head.get("sent", math.inf) + head.get("within", math.inf) - time.time()
     results = reply.head["results"] = {}
     with closing(runtime.run_work(work, messages)) as arrivals:
         for arrival in arrivals:
