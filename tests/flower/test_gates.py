@@ -285,9 +285,9 @@ def test_keys_come_and_go_while_the_server_runs(ground: Ground, tmp_path: Path) 
 
 def test_a_node_with_other_data_is_named(ground: Ground, tmp_path: Path) -> None:
     """Another seed deals the clients other samples; their node says so and none takes part."""
+    from fedshot.deploy.flower.data_files import read_shards
     from fedshot.deploy.flower.messages import LIMITS, WireMessage
     from fedshot.deploy.flower.setup import Setup
-    from fedshot.deploy.flower.shards import read_shards
     from fedshot.deploy.flower.worker import Worker
 
     from .ground import setting
@@ -312,9 +312,9 @@ def test_a_node_with_other_data_is_named(ground: Ground, tmp_path: Path) -> None
 
 def test_a_node_with_another_file_of_a_method_is_named(ground: Ground, tmp_path: Path) -> None:
     """A method that is not the package's is the same at both, by the hash of its file."""
+    from fedshot.deploy.flower.data_files import read_shards
     from fedshot.deploy.flower.messages import LIMITS, WireMessage
     from fedshot.deploy.flower.setup import Setup
-    from fedshot.deploy.flower.shards import read_shards
     from fedshot.deploy.flower.worker import Worker
 
     from .ground import setting

@@ -19,10 +19,15 @@ from test_flower_fleet import HOMES, Net, Run, assert_as_alone, joining, on
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.deploy.flower import node_registry as registry
-from fedshot.deploy.flower.admission import Entry, admit, read_entries
 from fedshot.deploy.flower.fleet import _MAX_ORDERS, FlowerFleet, arrivals
 from fedshot.deploy.flower.messages import LIMITS, Incoming, WireMessage
-from fedshot.deploy.flower.node_registry import RETRY_SECONDS, NodeRegistry
+from fedshot.deploy.flower.node_registry import (
+    RETRY_SECONDS,
+    Entry,
+    NodeRegistry,
+    admit,
+    read_entries,
+)
 from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.meter import Meter

@@ -18,10 +18,9 @@ from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.tokens import Tokens
+from fedshot.deploy.flower.data_files import ServerTestRun, path_of, read_shards, write_shards
 from fedshot.deploy.flower.packing import Classes, pack_client, pack_tests
-from fedshot.deploy.flower.server_tests import ServerTestRun
 from fedshot.deploy.flower.setup import Setup
-from fedshot.deploy.flower.shards import path_of, read_shards, write_shards
 from fedshot.runs.prepare import PreparedRun
 from system.runs import SMALL, merged
 

@@ -22,9 +22,15 @@ from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
 from fedshot.data.partitions.redealt import Redealt
 from fedshot.data.tokens import Tokens
-from fedshot.deploy.flower.admission import parse_clients
-from fedshot.deploy.flower.server_tests import ServerTestRun, write_server_tests
-from fedshot.deploy.flower.shards import notes_of, path_of, read_shards, write_shards
+from fedshot.deploy.flower.data_files import (
+    ServerTestRun,
+    notes_of,
+    path_of,
+    read_shards,
+    write_server_tests,
+    write_shards,
+)
+from fedshot.deploy.flower.node_registry import parse_clients
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import FederatedDataset, PreparedRun
 from system.runs import CHOOSING, SMALL, merged

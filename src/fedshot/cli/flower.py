@@ -21,8 +21,15 @@ from fedshot.data.files.places import find_data_dir
 from fedshot.data.sources.embedding import TextOptions, reading_digest
 from fedshot.data.tokens import Tokens
 from fedshot.deploy.flower import local
-from fedshot.deploy.flower.admission import admit, parse_clients
 from fedshot.deploy.flower.connection import Connection
+from fedshot.deploy.flower.data_files import (
+    ServerTestRun,
+    check_apart,
+    read_shards,
+    shares_of,
+    write_server_tests,
+    write_shards,
+)
 from fedshot.deploy.flower.flower_runs import Deployment, open_experiment
 from fedshot.deploy.flower.keys import (
     CA_KEY,
@@ -36,7 +43,7 @@ from fedshot.deploy.flower.keys import (
 )
 from fedshot.deploy.flower.messages import Limits
 from fedshot.deploy.flower.node import NodeLoop
-from fedshot.deploy.flower.node_registry import ranges
+from fedshot.deploy.flower.node_registry import admit, parse_clients, ranges
 from fedshot.deploy.flower.packing import pack_client, pack_tests
 from fedshot.deploy.flower.policy import Policy
 from fedshot.deploy.flower.processes import Children, exit_with_parent
@@ -50,8 +57,6 @@ from fedshot.deploy.flower.server_folder import (
     make_private_folder,
     split_address,
 )
-from fedshot.deploy.flower.server_tests import ServerTestRun, write_server_tests
-from fedshot.deploy.flower.shards import check_apart, read_shards, shares_of, write_shards
 from fedshot.deploy.flower.wire import silence_flower
 from fedshot.deploy.flower.worker import Worker
 from fedshot.fleets.influence import check_norms

@@ -25,7 +25,6 @@ from typing_extensions import TypedDict
 from fedshot.core import records, tree
 from fedshot.core.errors import CheckpointError
 from fedshot.core.records import Whole
-from fedshot.deploy.flower.admission import Entry
 from fedshot.deploy.flower.messages import (
     COMMON,
     LIMITS,
@@ -38,6 +37,7 @@ from fedshot.deploy.flower.messages import (
 from fedshot.deploy.flower.node_registry import (
     HELLO_SECONDS,
     NO_SEAL,
+    Entry,
     Node,
     NodeRegistry,
     Seal,

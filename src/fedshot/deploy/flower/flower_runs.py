@@ -20,13 +20,13 @@ from pydantic import Field
 from fedshot.core import records, storage, tree
 from fedshot.core.errors import AbsentError, ConfigError
 from fedshot.core.records import Whole
-from fedshot.deploy.flower.admission import read_entries
+from fedshot.deploy.flower.data_files import ServerTestRun
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.keys import Signer
 from fedshot.deploy.flower.local import operator_of
 from fedshot.deploy.flower.messaging import Messenger
+from fedshot.deploy.flower.node_registry import read_entries
 from fedshot.deploy.flower.server_folder import ServerFolder, make_private_folder
-from fedshot.deploy.flower.server_tests import ServerTestRun
 from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.influence import Influence, NormPolicy
 from fedshot.protocol.exchange import Fleet

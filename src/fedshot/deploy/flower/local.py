@@ -16,7 +16,7 @@ import httpx
 
 from fedshot.core.console import tell
 from fedshot.core.errors import ConfigError, FedshotError
-from fedshot.deploy.flower.admission import admit
+from fedshot.deploy.flower.data_files import shares_of, write_shards
 from fedshot.deploy.flower.keys import (
     load_authority,
     load_node_key,
@@ -26,6 +26,7 @@ from fedshot.deploy.flower.keys import (
     public_bytes,
 )
 from fedshot.deploy.flower.messages import LIMITS, Limits
+from fedshot.deploy.flower.node_registry import admit
 from fedshot.deploy.flower.operator import Operator
 from fedshot.deploy.flower.processes import Child, ChildError, Children
 from fedshot.deploy.flower.server_folder import (
@@ -36,7 +37,6 @@ from fedshot.deploy.flower.server_folder import (
     join_address,
     make_private_folder,
 )
-from fedshot.deploy.flower.shards import shares_of, write_shards
 from fedshot.deploy.flower.superlink import TOKEN
 from fedshot.runs.prepare import PreparedRun
 
