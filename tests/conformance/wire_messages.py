@@ -9,12 +9,10 @@ import json
 from collections.abc import Iterator, Mapping
 
 from fedshot.conformance.small import CLIENTS, FederationHost
-from fedshot.deploy.flower.client_runtime import ClientRuntime
-from fedshot.deploy.flower.codec import LIMITS
 from fedshot.deploy.flower.fleet import FlowerFleet
-from fedshot.deploy.flower.messages import Incoming, WireMessage
+from fedshot.deploy.flower.messages import LIMITS, Incoming, WireMessage
 from fedshot.deploy.flower.setup import Setup
-from fedshot.deploy.flower.worker import run_work
+from fedshot.deploy.flower.worker import ClientRuntime, run_work
 from fedshot.fleets.sequential import Sequential
 from fedshot.protocol.exchange import Exchange
 

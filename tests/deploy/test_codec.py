@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from fedshot.core import tree
 from fedshot.core.tree import Tree
-from fedshot.deploy.flower.codec import (
+from fedshot.deploy.flower.messages import (
     _TYPES,
     LIMITS,
     CodecError,

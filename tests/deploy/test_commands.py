@@ -20,10 +20,11 @@ import pytest
 from fedshot.cli.main import main
 from fedshot.config.load import Config
 from fedshot.core.errors import AbsentError, BusyError, ConfigError
-from fedshot.deploy.flower.codec import Limits
+from fedshot.deploy.flower.messages import Limits
 
 pytest.importorskip("cryptography", reason="the extra `flower` is not installed")
 from fedshot.deploy.flower import local
+from fedshot.deploy.flower.data_files import notes_of
 from fedshot.deploy.flower.keys import CA_KEY, make_node_key, make_server_keys
 from fedshot.deploy.flower.server_folder import (
     CERTIFICATE,
@@ -37,7 +38,6 @@ from fedshot.deploy.flower.server_folder import (
     split_address,
     write_secret,
 )
-from fedshot.deploy.flower.shards import notes_of
 from fedshot.runs.prepare import PreparedRun
 from system.runs import SMALL
 
@@ -170,9 +170,9 @@ def test_what_clients_send_is_written_to_no_disk(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
 def test_what_an_earlier_try_left_is_not_taken_for_dealt(tmp_path: Path) -> None:
     """Of another seed, or half of it: unless the run has begun, `up` deals anew."""
+    from fedshot.deploy.flower.data_files import clients_in, read_shards
     from fedshot.deploy.flower.keys import load_public_keys
     from fedshot.deploy.flower.local import prepare
-    from fedshot.deploy.flower.shards import clients_in, read_shards
 
     first, second = (PreparedRun(Config.of({**SMALL, "seed": seed})) for seed in (0, 1))
     folder = tmp_path / "flower"

@@ -20,12 +20,10 @@ from fedshot.conformance.small import CLASSES, CLIENTS, DATASET, PARTITION, SHAP
 from fedshot.core import tree
 from fedshot.core.errors import CheckpointError
 from fedshot.core.seeds import Key
-from fedshot.deploy.flower.client_runtime import ClientRuntime
-from fedshot.deploy.flower.codec import LIMITS, CodecError
 from fedshot.deploy.flower.fleet import FlowerFleet
-from fedshot.deploy.flower.messages import Incoming, WireMessage
+from fedshot.deploy.flower.messages import LIMITS, CodecError, Incoming, WireMessage
 from fedshot.deploy.flower.setup import Setup
-from fedshot.deploy.flower.worker import run_work
+from fedshot.deploy.flower.worker import ClientRuntime, run_work
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore

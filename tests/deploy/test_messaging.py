@@ -28,8 +28,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedshot.core.errors import ServerGoneError
 from fedshot.deploy.flower import messaging
-from fedshot.deploy.flower.codec import Limits
-from fedshot.deploy.flower.messages import Incoming, WireMessage, read_message
+from fedshot.deploy.flower.messages import Incoming, Limits, WireMessage, read_message
 from fedshot.deploy.flower.messaging import Messenger
 from fedshot.deploy.flower.wire import set_message_id
 

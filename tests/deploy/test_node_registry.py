@@ -18,12 +18,15 @@ from hypothesis import strategies as st
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.deploy.flower import node_registry as registry
-from fedshot.deploy.flower.admission import Entry, admit, read_entries
-from fedshot.deploy.flower.codec import LIMITS
-from fedshot.deploy.flower.fleet import _MAX_ORDERS, FlowerFleet
-from fedshot.deploy.flower.messages import Incoming, WireMessage
-from fedshot.deploy.flower.node_registry import RETRY_SECONDS, NodeRegistry
-from fedshot.deploy.flower.replies import arrivals
+from fedshot.deploy.flower.fleet import _MAX_ORDERS, FlowerFleet, arrivals
+from fedshot.deploy.flower.messages import LIMITS, Incoming, WireMessage
+from fedshot.deploy.flower.node_registry import (
+    RETRY_SECONDS,
+    Entry,
+    NodeRegistry,
+    admit,
+    read_entries,
+)
 from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.meter import Meter
@@ -201,7 +204,7 @@ def test_a_client_belongs_to_the_node_that_has_its_states(tmp_path: Path) -> Non
     try:
         HOMES[1], HOMES[2] = (0, 3, 4), (1,)  # client 4 has moved
         again, said = joining(net, 9), []
-        again.node_registry._tell = said.append
+        again.node_registry.tell = said.append
         again.open(2, run.kept[2][1])
         assert again.missing(range(6)) == [0, 3, 4]
         assert "node n1 is left out: the private state of client 4 is on node n2" in said[0]

@@ -18,10 +18,9 @@ from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.tokens import Tokens
+from fedshot.deploy.flower.data_files import ServerTestRun, path_of, read_shards, write_shards
 from fedshot.deploy.flower.packing import Classes, pack_client, pack_tests
-from fedshot.deploy.flower.server_tests import ServerTestRun
 from fedshot.deploy.flower.setup import Setup
-from fedshot.deploy.flower.shards import path_of, read_shards, write_shards
 from fedshot.runs.prepare import PreparedRun
 from system.runs import SMALL, merged
 
@@ -280,9 +279,9 @@ def test_data_that_do_not_do_are_refused_and_nothing_is_written(tmp_path: Path) 
 
 
 def test_the_command_writes_either_and_says_what_it_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedshot.cli.flower.require_flower", lambda: None)
+    pytest.importorskip("flwr", reason="the extra `flower` is not installed")
     held = pictures("robin", "wren", "owl", "stork")
     np.savez(tmp_path / "a.npz", x=held.x, y=held.y, class_names=np.array(held.class_names))
     held = pictures("crow", "jay", "owl", "rook", each=6)
@@ -317,9 +316,9 @@ def test_the_command_writes_either_and_says_what_it_left_out(
 
 
 def test_hosts_that_read_words_in_other_ways_do_not_train_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedshot.cli.flower.require_flower", lambda: None)
+    pytest.importorskip("flwr", reason="the extra `flower` is not installed")
     words = [f"w{i}" for i in range(12)]
     vectors = "".join(f"{word} {i} 1.5 {-i}\n" for i, word in enumerate(words)).encode()
     (tmp_path / "same.txt").write_bytes(vectors)

@@ -22,9 +22,15 @@ from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
 from fedshot.data.partitions.redealt import Redealt
 from fedshot.data.tokens import Tokens
-from fedshot.deploy.flower.admission import parse_clients
-from fedshot.deploy.flower.server_tests import ServerTestRun, write_server_tests
-from fedshot.deploy.flower.shards import notes_of, path_of, read_shards, write_shards
+from fedshot.deploy.flower.data_files import (
+    ServerTestRun,
+    notes_of,
+    path_of,
+    read_shards,
+    write_server_tests,
+    write_shards,
+)
+from fedshot.deploy.flower.node_registry import parse_clients
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import FederatedDataset, PreparedRun
 from system.runs import CHOOSING, SMALL, merged
@@ -148,9 +154,9 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
 
 
 def test_clients_with_tests_of_their_own_are_dealt_for_a_server_with_the_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedshot.cli.flower.require_flower", lambda: None)
+    pytest.importorskip("flwr", reason="the extra `flower` is not installed")
     words = ["flower", "deal", "--nodes", "2", "--to", str(tmp_path / "dealt")]
     own = ["--data", "digits", "--split.base", "0-9", "--split.validation", "[]"]
     own += ["--split.novel", "[]", "--partition", "pathological", "--partition.clients", "3"]

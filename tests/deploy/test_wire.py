@@ -33,9 +33,15 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedshot.core import tree
 from fedshot.core.tree import Tree
-from fedshot.deploy.flower.codec import LIMITS, CodecError, Limits
 from fedshot.deploy.flower.keys import new_key, public_bytes
-from fedshot.deploy.flower.messages import COMMON, WireMessage, read_message
+from fedshot.deploy.flower.messages import (
+    COMMON,
+    LIMITS,
+    CodecError,
+    Limits,
+    WireMessage,
+    read_message,
+)
 from fedshot.deploy.flower.superlink import Gate, bounded, is_reply, is_signed
 from fedshot.deploy.flower.wire import fetch, limit_responses, set_message_id
 

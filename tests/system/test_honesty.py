@@ -20,7 +20,7 @@ from fedshot.core.errors import CheckpointError, ConfigError, DataError
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset
 from fedshot.data.sources.digits import Digits
-from fedshot.deploy.flower.shards import kind_of
+from fedshot.deploy.flower.data_files import kind_of
 from fedshot.recipes.index import load, names
 from fedshot.recipes.plan import marks
 from fedshot.recipes.reading import read

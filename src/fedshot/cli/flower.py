@@ -1,6 +1,7 @@
 """The commands of `fedshot flower`: each takes the parsed options and returns an exit code.
 
-A node is a process that holds the data of some clients and trains for them.
+A node is a process that holds the data of some clients and trains for them. `fedshot.cli.main`
+checks that Flower is installed before it imports this module.
 """
 
 from __future__ import annotations
@@ -8,24 +9,61 @@ from __future__ import annotations
 import argparse
 import socket
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedshot.cli.train import chosen_config, config_to_resume, finish
 from fedshot.config.load import Config
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError
-from fedshot.deploy.flower import require_flower
+from fedshot.core.locks import only_one
+from fedshot.data.files.places import find_data_dir
+from fedshot.data.sources.embedding import TextOptions, reading_digest
+from fedshot.data.tokens import Tokens
+from fedshot.deploy.flower import local
+from fedshot.deploy.flower.connection import Connection
+from fedshot.deploy.flower.data_files import (
+    ServerTestRun,
+    check_apart,
+    read_shards,
+    shares_of,
+    write_server_tests,
+    write_shards,
+)
+from fedshot.deploy.flower.flower_runs import Deployment, open_experiment
+from fedshot.deploy.flower.keys import (
+    CA_KEY,
+    Verifier,
+    fingerprint,
+    load_node_key,
+    load_public_key,
+    make_node_key,
+    make_server_keys,
+    new_key,
+)
+from fedshot.deploy.flower.messages import Limits
+from fedshot.deploy.flower.node import NodeLoop
+from fedshot.deploy.flower.node_registry import admit, parse_clients, ranges
+from fedshot.deploy.flower.packing import pack_client, pack_tests
+from fedshot.deploy.flower.policy import Policy
+from fedshot.deploy.flower.processes import Children, exit_with_parent
+from fedshot.deploy.flower.server_folder import (
+    CA,
+    KEY,
+    ServerFolder,
+    check_secure,
+    exposure_notice,
+    join_address,
+    make_private_folder,
+    split_address,
+)
+from fedshot.deploy.flower.wire import silence_flower
+from fedshot.deploy.flower.worker import Worker
+from fedshot.fleets.influence import check_norms
 from fedshot.methods.user_methods import for_children
 from fedshot.runs import run_folder
 from fedshot.runs.prepare import FederatedDataset, PreparedRun
 from fedshot.runs.trackers.tracking import check as check_tracker
-
-if TYPE_CHECKING:
-    from fedshot.deploy.flower.flower_runs import Deployment
 
 _MOST_MB = 1 << 20
 
@@ -42,66 +80,49 @@ def up(options: argparse.Namespace) -> int:
 
 
 def _begin(options: argparse.Namespace, *, server: str, nodes: int) -> int:
-    require_flower()
-    from fedshot.deploy.flower.flower_runs import Deployment
-    from fedshot.fleets.influence import check_norms
-
     chosen = chosen_config(options)
     folder = options.out / chosen.name
     tests = str(options.tests.resolve()) if server and options.tests else ""
     check_norms(options.norms, options.norm_multiple)
-    deployment = replace(
-        Deployment.new(server, nodes, options.deadline, tests),
-        norms=options.norms, norm_multiple=options.norm_multiple,
+    deployment = Deployment.new(
+        server, nodes, options.deadline,
+        tests=tests, norms=options.norms, norm_multiple=options.norm_multiple,
     )  # fmt: skip
     if run_folder.begun(folder):
         chosen = config_to_resume(options, folder, chosen)
         deployment = deployment.of_begun(folder)
     options.run_folder = folder
-    return _train(options, _prepare(chosen, deployment, options), folder, deployment)
-
-
-def _prepare(chosen: Config, deployment: Deployment, options: argparse.Namespace) -> PreparedRun:
-    if not deployment.tests:
-        return PreparedRun(chosen, options.data_dir)
-    from fedshot.deploy.flower.server_tests import ServerTestRun
-
-    return ServerTestRun(chosen, deployment.tests)
+    return _train(options, chosen, folder, deployment)
 
 
 def resume(options: argparse.Namespace) -> int:
     """Resume a run whose clients are on nodes."""
-    require_flower()
-    from fedshot.deploy.flower.flower_runs import Deployment
-
     folder = options.run_folder = options.folder
     held = run_folder.configuration(folder)
     options.wait = 60.0
-    deployment = Deployment.read(folder)
-    return _train(options, _prepare(held, deployment, options), folder, deployment)
+    return _train(options, held, folder, Deployment.read(folder))
 
 
 def _train(
-    options: argparse.Namespace, prepared: PreparedRun, folder: Path, deployment: Deployment
+    options: argparse.Namespace, chosen: Config, folder: Path, deployment: Deployment
 ) -> int:
-    from fedshot.deploy.flower import local
-    from fedshot.deploy.flower.flower_runs import open_experiment
-    from fedshot.deploy.flower.server_folder import ServerFolder
-
+    if deployment.tests:
+        prepared: PreparedRun = ServerTestRun(chosen, deployment.tests)
+    else:
+        prepared = PreparedRun(chosen, options.data_dir)
     if options.tracker:
         check_tracker(options.tracker)
-    _check_machine(prepared.config)
-    if (prepared.config.run.cohort or len(prepared.clients)) == 1:
+    _check_machine(chosen)
+    if (chosen.run.cohort or len(prepared.clients)) == 1:
         tell("The cohort is one client: the server sees its update without an average over others.")
-    log = _silent if options.quiet else tell
-    watch: Callable[[], None] = _nothing
+    log = (lambda _: None) if options.quiet else tell
     with ExitStack() as stack:
         if deployment.server:
-            server_folder = ServerFolder(Path(deployment.server))
+            server_folder, watch = ServerFolder(Path(deployment.server)), lambda: None
         else:
             own = folder / "flower"
             local.prepare(own, prepared, deployment.nodes, begun=run_folder.begun(folder))
-            env = for_children(prepared.config.settings["method"]["name"])
+            env = for_children(chosen.settings["method"]["name"])
             server_folder, children = stack.enter_context(
                 local.federation(own, deployment.nodes, log, env=env)
             )
@@ -127,17 +148,11 @@ def _check_machine(chosen: Config) -> None:
 
 def deal(options: argparse.Namespace) -> int:
     """Write the data of all clients, into one folder for each node."""
-    require_flower()
-    from fedshot.deploy.flower.node_registry import ranges
-    from fedshot.deploy.flower.server_folder import make_private_folder
-    from fedshot.deploy.flower.server_tests import write_server_tests
-    from fedshot.deploy.flower.shards import check_apart, write_shards
-
     federated = FederatedDataset(chosen_config(options), options.data_dir)
     clients = federated.clients
     _check("nodes", options.nodes, 1, len(clients))
     make_private_folder(options.to)
-    shares = [[c for c in clients if c % options.nodes == i] for i in range(options.nodes)]
+    shares = shares_of(clients, options.nodes)
     check_apart(options.to, shares)
     for i, share in enumerate(shares):
         node = options.to / f"node-{i}"
@@ -158,12 +173,6 @@ def deal(options: argparse.Namespace) -> int:
 
 def pack(options: argparse.Namespace) -> int:
     """Write the file of one client, or the server's test data, from the data on this host."""
-    require_flower()
-    from fedshot.data.files.places import find_data_dir
-    from fedshot.data.sources.embedding import TextOptions, reading_digest
-    from fedshot.data.tokens import Tokens
-    from fedshot.deploy.flower.packing import pack_client, pack_tests
-
     if options.tests == (options.client is not None):
         raise ConfigError("give --client with its number, or --tests for the server's test data.")
     chosen = chosen_config(options)
@@ -183,16 +192,6 @@ def pack(options: argparse.Namespace) -> int:
 
 def keys(options: argparse.Namespace) -> int:
     """Make the certificates of a server, make the key of a node, or admit a node to a server."""
-    require_flower()
-    from fedshot.deploy.flower.admission import admit
-    from fedshot.deploy.flower.keys import (
-        fingerprint,
-        load_public_key,
-        make_node_key,
-        make_server_keys,
-    )
-    from fedshot.deploy.flower.server_folder import CA, ServerFolder
-
     if sum(map(bool, (options.server, options.node, options.admit))) != 1:
         raise ConfigError(
             "give --server with its names, --node with the file of its key, or --admit with the "
@@ -227,40 +226,21 @@ def keys(options: argparse.Namespace) -> int:
 
 def server(options: argparse.Namespace) -> int:
     """Run a server until it is stopped."""
-    require_flower()
-    from fedshot.core.locks import only_one
-    from fedshot.deploy.flower.codec import Limits
-    from fedshot.deploy.flower.keys import CA_KEY
-    from fedshot.deploy.flower.local import Registrar, start_server
-    from fedshot.deploy.flower.processes import Children, exit_with_parent
-    from fedshot.deploy.flower.server_folder import (
-        CA,
-        KEY,
-        ServerFolder,
-        exposure_notice,
-        make_private_folder,
-    )
-
     exit_with_parent()
     _check("most-mb", options.most_mb, 1, _MOST_MB)
     _check("port", options.port, 1, 65535)
     folder, limits = ServerFolder(options.folder), Limits(message=options.most_mb << 20)
     secure = not options.insecure
-    if secure and not (folder.folder / CA).exists():
-        raise ConfigError(
-            f"{folder.ca} does not exist. Make it with `fedshot flower keys --server "
-            f"{options.host} --folder {options.folder}`; or use --insecure, on loopback or if "
-            "the network itself is safe."
-        )
     make_private_folder(folder.folder)
     for name in (KEY, CA_KEY, "token"):
         if text := exposure_notice(folder.folder / name):
             tell(text)
     with only_one(folder.folder / ".lock", "runs a server") as lock, Children() as children:
         log = folder.folder / "server.log"
-        child = start_server(children, folder, options.host, options.port, limits, log=log,
-                             secure=secure)  # fmt: skip
-        registrar = Registrar(folder, tell)
+        child = local.start_server(
+            children, folder, options.host, options.port, limits, log=log, secure=secure
+        )
+        registrar = local.Registrar(folder, tell)
         nodes = f"{len(registrar.known)} registered nodes" if secure else "open to all nodes"
         say(f"listening on {options.host}:{options.port}, {nodes}; log in {log}")
         while not child.ended:
@@ -274,26 +254,6 @@ def server(options: argparse.Namespace) -> int:
 
 def node(options: argparse.Namespace) -> int:
     """Serve the clients of this machine until it is stopped."""
-    require_flower()
-    from fedshot.core.locks import only_one
-    from fedshot.deploy.flower.admission import parse_clients
-    from fedshot.deploy.flower.codec import Limits
-    from fedshot.deploy.flower.connection import Connection
-    from fedshot.deploy.flower.keys import Verifier, load_node_key, new_key
-    from fedshot.deploy.flower.node import NodeLoop
-    from fedshot.deploy.flower.policy import Policy
-    from fedshot.deploy.flower.processes import exit_with_parent
-    from fedshot.deploy.flower.server_folder import (
-        check_secure,
-        exposure_notice,
-        join_address,
-        make_private_folder,
-        split_address,
-    )
-    from fedshot.deploy.flower.shards import read_shards
-    from fedshot.deploy.flower.wire import silence_flower
-    from fedshot.deploy.flower.worker import Worker
-
     exit_with_parent()
     silence_flower()
     _check("most-mb", options.most_mb, 1, _MOST_MB)
@@ -303,8 +263,6 @@ def node(options: argparse.Namespace) -> int:
     check_secure(host, secure=bool(options.ca and options.key), insecure=options.insecure)
     if options.ca and not options.key:
         raise ConfigError("--ca without --key: make a key with `fedshot flower keys --node FILE`.")
-    if options.ca and not options.ca.is_file():
-        raise ConfigError(f"{options.ca} is not a file. Copy ca.pem from the server's folder.")
     check = Verifier(options.ca).check if options.ca else None
     limits = Limits(message=options.most_mb << 20)
     name = options.name or (options.key.stem if options.key else socket.gethostname())
@@ -332,11 +290,3 @@ def node(options: argparse.Namespace) -> int:
 def _check(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise ConfigError(f"--{name} is {value}; expected {least} to {most}.")
-
-
-def _nothing() -> None:
-    pass
-
-
-def _silent(text: str) -> None:
-    del text

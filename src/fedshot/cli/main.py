@@ -88,6 +88,8 @@ def _run(words: list[str]) -> int:
             importlib.import_module("fedshot.methods.user_methods").load()
         if options.command == "resume" and _on_nodes(options.folder):
             options.module = "flower"
+        if options.module == "flower":
+            importlib.import_module("fedshot.deploy.flower").require_flower()
         module = importlib.import_module(f"fedshot.cli.{options.module}")
         command: Callable[[argparse.Namespace], int] = getattr(module, options.function)
         return command(options)

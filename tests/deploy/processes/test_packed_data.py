@@ -13,7 +13,7 @@ import numpy as np
 from fedshot.cli.main import main
 from fedshot.data.dataset import Dataset
 from fedshot.data.sources.digits import Digits
-from fedshot.deploy.flower.shards import clients_in
+from fedshot.deploy.flower.data_files import clients_in
 
 from .local_federation import LONG, alone, program, until, weights, written
 

@@ -4,39 +4,54 @@ An exchange sends each node one message, for all clients of the node. The messag
 orders that have accumulated since the last message: to drop the states of replies that were not
 accepted, or to void (discard) a round. Only the order to seal a round, i.e. to make its states
 permanent, is sent in a separate message, and only for methods with private states.
+
+The server does not trust the replies of nodes. An invalid reply becomes a fault of its client, with
+a short reason. It does not end the run, and it cannot bloat the run's records.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NotRequired
 
-from pydantic import AfterValidator, Field
+import torch
+from pydantic import Field
+from torch import Tensor
 from typing_extensions import TypedDict
 
-from fedshot.core import records
+from fedshot.core import records, tree
 from fedshot.core.errors import CheckpointError
 from fedshot.core.records import Whole
-from fedshot.deploy.flower.admission import Entry
-from fedshot.deploy.flower.codec import LIMITS, Limits
-from fedshot.deploy.flower.messages import COMMON, Incoming, WireMessage
+from fedshot.deploy.flower.messages import (
+    COMMON,
+    LIMITS,
+    CodecError,
+    Incoming,
+    Limits,
+    WireMessage,
+    short,
+)
 from fedshot.deploy.flower.node_registry import (
     HELLO_SECONDS,
     NO_SEAL,
+    Entry,
     Node,
     NodeRegistry,
     Seal,
+    SealRecord,
     Transport,
-    checked_seal,
 )
-from fedshot.deploy.flower.replies import arrivals
 from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, PerClient
+from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, PerClient, Reply
+from fedshot.protocol.reducers import NOT_FINITE, Mean
 
 _MAX_ORDERS = 200  # a node with more pending orders gets no work
+_MAX_METRICS, _METRIC = 64, re.compile(r"\w[\w .:@%+-]{0,63}")
+_MAX_UNKNOWN = 200  # characters of all names of unknown parts together
 
 
 class FlowerFleet(Wrapper):
@@ -240,10 +255,106 @@ class FlowerFleet(Wrapper):
         return list(opened.get(node.name, NO_SEAL))
 
 
+def arrivals(
+    exchange: Exchange,
+    incoming: Incoming,
+    name: str,
+    asked: Sequence[int],
+    limits: Limits,
+    tell: Callable[[str], None],
+    holds: Mapping[int, int | None] = {},
+) -> Iterator[Arrival]:
+    """Yield one arrival for each client in `asked`, from a node's message.
+
+    `name` is the node's name. `holds` gives the number of examples of each client, if known, to
+    check weights that are numbers of examples.
+    """
+    if incoming.wire_message is None or incoming.reason:
+        for client in asked:
+            yield Arrival(client, None, Fault("lost", f"node {name}: {incoming.reason}"))
+        return
+    results = incoming.wire_message.head.get("results")
+    results = results if isinstance(results, dict) else {}
+    if unasked := sorted(set(results) - set(map(str, asked))):
+        others = f" and {len(unasked) - 1} others" if unasked[1:] else ""
+        tell(
+            f"node {name} replies for {short(unasked[0], 20)!r}{others}, which it was not "
+            "asked for; dropped"
+        )
+    for client in asked:
+        if str(client) not in results:
+            yield Arrival(client, None, Fault("lost", f"node {name} sends no result of it"))
+            continue
+        try:
+            yield _arrival(
+                client, results[str(client)], incoming.wire_message, limits, exchange, holds
+            )
+        except CodecError as error:
+            yield Arrival(client, None, Fault("refused", short(f"node {name}: {error}")))
+
+
+def _arrival(
+    client: int,
+    result: Any,
+    wire_message: WireMessage,
+    limits: Limits,
+    exchange: Exchange,
+    holds: Mapping[int, int | None],
+) -> Arrival:
+    if not isinstance(result, dict):
+        raise CodecError("its result is not a JSON object")
+    if "fault" in result:
+        fault = result["fault"]
+        if not isinstance(fault, list) or [type(part) for part in fault] != [str, str]:
+            raise CodecError("its fault is not a kind and a reason")
+        kind, reason = fault
+        return Arrival(
+            client, None, Fault("refused" if kind == "refused" else "lost", short(reason))
+        )
+    content = wire_message.get(f"c{client}", limits)
+    if not isinstance(content, dict) or not {"up", "metrics"} <= set(content):
+        raise CodecError("its reply lacks `up` or `metrics`")
+    up, metrics = content["up"], content["metrics"]
+    weight: Any = content["weight"] if "weight" in content else result.get("weight")
+    if isinstance(weight, Tensor):
+        valid = weight.numel() == 1
+    else:  # bounded, since an error message would quote a number of a thousand digits
+        valid = type(weight) in (int, float) and not abs(weight) > 2**63
+    if not valid:
+        raise CodecError("its weight is not one number")
+    _check_names(up, metrics, exchange)
+    most = holds.get(client)
+    weighted = any(isinstance(r, Mean) and r.of_examples for r in exchange.reduce.values())
+    if weighted and most is not None and float(weight) > most:
+        raise CodecError(f"the weight is {float(weight):.6g}; it holds {most} examples")
+    if exchange.phase == "evaluate" and not all(
+        bool(torch.isfinite(leaf).all()) for leaf in tree.leaves(up) if leaf.is_floating_point()
+    ):
+        raise CodecError(f"a prediction {NOT_FINITE}")
+    return Arrival(client, Reply(up, {}, weight, metrics))
+
+
+def _check_names(up: Any, metrics: Any, exchange: Exchange) -> None:
+    """Raise CodecError for too many unknown parts, or for invalid metrics.
+
+    Names made up by a node would otherwise bloat the communication log and the run's records.
+    """
+    unknown = set(up) - set(exchange.reduce) if isinstance(up, dict) else set()
+    if sum(map(len, unknown)) > _MAX_UNKNOWN:
+        raise CodecError(f"its reply has {len(unknown)} unknown parts")
+    if not isinstance(metrics, dict) or len(metrics) > _MAX_METRICS:
+        raise CodecError(f"its reply does not have at most {_MAX_METRICS} metrics")
+    for name, value in metrics.items():
+        if not _METRIC.fullmatch(name):
+            raise CodecError(f"it has a metric named {short(name, 64)!r}")
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise CodecError(f"metric {name!r} is not one number")
+
+
 class _Seals(TypedDict):
     """A checkpoint's record of the private states that belong to it."""
 
-    nodes: NotRequired[dict[str, Annotated[list[Any], AfterValidator(checked_seal)]]]
+    nodes: NotRequired[dict[str, SealRecord]]
     kept: NotRequired[dict[Annotated[str, Field(pattern="^-?[0-9]{1,9}$")], dict[str, int]]]
     bank: NotRequired[str]
     clients: NotRequired[dict[str, list[Whole]]]

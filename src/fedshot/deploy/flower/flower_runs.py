@@ -11,24 +11,22 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
-from typing_extensions import TypedDict
 
 from fedshot.core import records, storage, tree
 from fedshot.core.errors import AbsentError, ConfigError
 from fedshot.core.records import Whole
-from fedshot.deploy.flower.admission import read_entries
+from fedshot.deploy.flower.data_files import ServerTestRun
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.keys import Signer
 from fedshot.deploy.flower.local import operator_of
 from fedshot.deploy.flower.messaging import Messenger
+from fedshot.deploy.flower.node_registry import read_entries
 from fedshot.deploy.flower.server_folder import ServerFolder, make_private_folder
-from fedshot.deploy.flower.server_tests import ServerTestRun
 from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.influence import Influence, NormPolicy
 from fedshot.protocol.exchange import Fleet
@@ -41,24 +39,8 @@ _WEEK = 7 * 86400
 _SESSIONS_PER_START = 1 << 20  # session numbers of one start: each rewind takes one
 
 
-class _DeploymentRecord(TypedDict):
-    """Content of flower.json."""
-
-    __pydantic_config__ = {"extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
-
-    run: str
-    life: Whole
-    server: str
-    nodes: Annotated[int, Field(ge=0, lt=10**6)]
-    deadline: Annotated[float, Field(ge=1, le=_WEEK)]
-    tests: NotRequired[str]
-    norms: NotRequired[NormPolicy]
-    norm_multiple: NotRequired[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """How a run is deployed on nodes.
+class Deployment(NamedTuple):
+    """How a run is deployed on nodes; also the content of flower.json.
 
     Args:
         run: the run's id on the nodes.
@@ -72,20 +54,20 @@ class Deployment:
     """
 
     run: str
-    life: int
+    life: Whole
     server: str
-    nodes: int
-    deadline: float
+    nodes: Annotated[int, Field(ge=0, lt=10**6)]
+    deadline: Annotated[float, Field(ge=1, le=_WEEK)]
     tests: str = ""
     norms: NormPolicy = "warn"
-    norm_multiple: float = 10.0
+    norm_multiple: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
 
     @classmethod
-    def new(cls, server: str, nodes: int, deadline: float, tests: str = "") -> Deployment:
+    def new(cls, server: str, nodes: int, deadline: float, **more: Any) -> Deployment:
         """Return the deployment of a new run. Raises ConfigError for an invalid deadline."""
         if not 1 <= deadline <= _WEEK:
             raise ConfigError(f"--deadline is {deadline:g}; expected 1 second to a week.")
-        return cls(secrets.token_hex(16), 0, server, nodes, deadline, tests)
+        return cls(secrets.token_hex(16), 0, server, nodes, deadline, **more)
 
     def of_begun(self, folder: Path) -> Deployment:
         """Return this deployment with the id and the number of starts of a run that has begun.
@@ -103,18 +85,20 @@ class Deployment:
             raise ConfigError(
                 f"{folder} was begun with `fedshot flower {how}`. Use the same command again."
             )
-        return replace(self, run=begun.run, life=begun.life)
+        return self._replace(run=begun.run, life=begun.life)
 
     @classmethod
     def read(cls, folder: Path) -> Deployment:
         """Read the deployment of a run. Raises CheckpointError for a damaged file."""
         fix = f"{records.COPY}, or start a new run"
-        return cls(**records.read(folder / NODES, _DeploymentRecord, fix))
+        found = records.read(folder / NODES, dict[str, Any], fix)
+        records.check(found, cls, folder / NODES, fix)
+        return cls(**found)
 
     def write(self, folder: Path) -> None:
         """Write the deployment into the folder of its run."""
         make_private_folder(folder)
-        text = json.dumps(asdict(self), indent=1)
+        text = json.dumps(self._asdict(), indent=1)
         storage.write_bytes(folder / NODES, text.encode(), sync=True)
 
 
@@ -136,7 +120,7 @@ def open_experiment(
     """
     if not 0 <= wait <= _WEEK:
         raise ConfigError(f"--wait is {wait:g}; expected seconds, at most a week.")
-    new, deployment = not begun(folder), replace(deployment, life=deployment.life + 1)
+    new, deployment = not begun(folder), deployment._replace(life=deployment.life + 1)
     if not new:
         deployment.write(folder)  # before any node hears of this session
     operator = operator_of(server_folder)
@@ -195,7 +179,7 @@ def wait_for_clients(
 ) -> None:
     """Wait for the nodes of all clients to connect. Raises AbsentError after `wait` seconds."""
     until = time.monotonic() + wait
-    last_told = 0.0
+    next_notice = time.monotonic()
     while missing := fleet.missing(clients):
         watch()
         now = time.monotonic()
@@ -206,7 +190,7 @@ def wait_for_clients(
                 f"{wait:g} s. Start the nodes with `fedshot flower node`; their logs say why a "
                 "node does not connect."
             )
-        if now > last_told + 10:
+        if now >= next_notice:
             tell(f"waiting for the nodes of {len(missing)} clients")
-            last_told = now
+            next_notice = now + 10
         time.sleep(0.1)

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedshot.core.errors import ConfigError
-from fedshot.deploy.flower.codec import CodecError
+from fedshot.deploy.flower.messages import CodecError
 from fedshot.deploy.flower.server_folder import (
     CA,
     CERTIFICATE,
@@ -57,23 +57,16 @@ def make_server_keys(folder: Path, hosts: Sequence[str], days: int = 365) -> Non
             f"{folder / CA_KEY} does not exist, and a new certificate must be signed with it. "
             "Bring it back from where you keep it, and remove it again afterwards."
         )
-    issuer = load_authority(folder / CA)
-    signing = _private(folder / CA_KEY)
-    key = new_key()
-    made = (
-        _certificate("fedshot server", key.public_key(), days)
-        .issuer_name(issuer.subject)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False
-        )
-        .sign(signing, hashes.SHA256())
-    )
+    authority, signing, key = load_authority(folder / CA), _private(folder / CA_KEY), new_key()
+    made = _certificate("fedshot server", key, days, authority.subject, signing, [
+        (x509.SubjectAlternativeName(names), False),
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), False),
+    ])  # fmt: skip
     # Key and certificate are both on disk before either is replaced: they change together.
     partial = folder / f"{CERTIFICATE}.partial"
-    partial.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    partial.write_bytes(made)
     _write_private(folder / KEY, key)
     partial.replace(folder / CERTIFICATE)
 
@@ -86,8 +79,8 @@ def load_authority(path: Path) -> x509.Certificate:
         return x509.load_pem_x509_certificate(data)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} is not a certificate: {error}. Give the ca.pem that `fedshot flower "
-            "keys` made for the server."
+            f"{path} is not a certificate: {error}. Copy ca.pem from the server's folder, where "
+            "`fedshot flower keys` made it."
         ) from None
 
 
@@ -204,37 +197,42 @@ class Verifier:
 
 
 def _make_authority(folder: Path, days: int) -> None:
-    key = new_key()
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedshot authority")])
+    name, key = "fedshot authority", new_key()
     usage = x509.KeyUsage(
         digital_signature=False, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=True,
         encipher_only=False, decipher_only=False,
     )  # fmt: skip
-    made = (
-        _certificate("fedshot authority", key.public_key(), days)
-        .issuer_name(name)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .sign(key, hashes.SHA256())
-    )
+    made = _certificate(name, key, days, _subject(name), key, [
+        (x509.BasicConstraints(ca=True, path_length=0), True), (usage, True),
+    ])  # fmt: skip
     _write_private(folder / CA_KEY, key)
-    (folder / CA).write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / CA).write_bytes(made)
 
 
 def _certificate(
-    name: str, public: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    return (
+    name: str, key: ec.EllipticCurvePrivateKey, days: int, issuer: x509.Name,
+    signing: ec.EllipticCurvePrivateKey, extensions: Sequence[tuple[x509.ExtensionType, bool]],
+) -> bytes:  # fmt: skip
+    """Return a certificate of a key as PEM; each extension says whether it is critical."""
+    now, public = datetime.datetime.now(datetime.UTC), key.public_key()
+    builder = (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .subject_name(_subject(name))
+        .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _BACKDATE)
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(signing, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _name(host: str) -> x509.GeneralName:

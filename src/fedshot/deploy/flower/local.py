@@ -16,8 +16,7 @@ import httpx
 
 from fedshot.core.console import tell
 from fedshot.core.errors import ConfigError, FedshotError
-from fedshot.deploy.flower.admission import admit
-from fedshot.deploy.flower.codec import LIMITS, Limits
+from fedshot.deploy.flower.data_files import shares_of, write_shards
 from fedshot.deploy.flower.keys import (
     load_authority,
     load_node_key,
@@ -26,8 +25,10 @@ from fedshot.deploy.flower.keys import (
     make_server_keys,
     public_bytes,
 )
+from fedshot.deploy.flower.messages import LIMITS, Limits
+from fedshot.deploy.flower.node_registry import admit
 from fedshot.deploy.flower.operator import Operator
-from fedshot.deploy.flower.processes import Child, Children
+from fedshot.deploy.flower.processes import Child, ChildError, Children
 from fedshot.deploy.flower.server_folder import (
     CERTIFICATE,
     ServerFolder,
@@ -36,7 +37,6 @@ from fedshot.deploy.flower.server_folder import (
     join_address,
     make_private_folder,
 )
-from fedshot.deploy.flower.shards import write_shards
 from fedshot.deploy.flower.superlink import TOKEN
 from fedshot.runs.prepare import PreparedRun
 
@@ -45,30 +45,19 @@ PROGRAM = [sys.executable, "-P", "-m", "fedshot.cli.main"]
 _START_SECONDS = 120.0
 
 
-class StartError(FedshotError):
-    """The server process of a federation did not start."""
-
-
 def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = False) -> None:
     """Make the keys of a federation and write its client files, where they are missing.
 
     Unless the run has `begun`, existing client files are replaced, since they may belong to another
     configuration. Raises ConfigError for more nodes than clients.
     """
-    shares = [_share(prepared, nodes, i) for i in range(nodes)]
-    if [] in shares:
-        raise ConfigError(
-            f"--nodes is {nodes}, and node {shares.index([])} would hold no client: there are "
-            f"{len(prepared.clients)}. Choose fewer nodes."
-        )
+    shares = shares_of(prepared.clients, nodes)
     server_folder = ServerFolder(folder / "server")
     make_private_folder(folder)
     make_private_folder(server_folder.folder)
     if not (server_folder.folder / CERTIFICATE).exists():
         make_server_keys(server_folder.folder, ["localhost", "127.0.0.1"])
-    server_folder.nodes.mkdir(exist_ok=True)
-    for stale in (*server_folder.nodes.glob("*.pub"), *server_folder.nodes.glob("*.json")):
-        stale.unlink()
+    shutil.rmtree(server_folder.nodes, ignore_errors=True)  # `admit` below makes it again
     for old in folder.glob("node-*/data" if not begun else "node-*/data.partial"):
         shutil.rmtree(old)
     for i, clients in enumerate(shares):
@@ -84,10 +73,6 @@ def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = Fa
             shutil.rmtree(partial, ignore_errors=True)
             write_shards(partial, prepared.dataset, prepared.deal.train, clients)
             partial.replace(data)
-
-
-def _share(prepared: PreparedRun, nodes: int, i: int) -> list[int]:
-    return [client for client in prepared.clients if client % nodes == i]
 
 
 def node_command(folder: Path, i: int, address: str) -> list[str]:
@@ -106,7 +91,7 @@ def federation(
 ) -> Iterator[tuple[ServerFolder, Children]]:
     """Run a server and nodes in a folder made by `prepare`; logs go to logs/ in the folder.
 
-    `env` adds to the environment of the nodes. Raises StartError if the server does not start.
+    `env` adds to the environment of the nodes. Raises ChildError if the server does not start.
     """
     server_folder = ServerFolder(folder / "server")
     with Children() as children:
@@ -127,7 +112,7 @@ def start_server(
 ) -> Child:  # fmt: skip
     """Start a SuperLink, wait until it responds, and register the nodes.
 
-    Raises StartError if the server does not start, ConfigError if the port is taken or the
+    Raises ChildError if the server does not start, ConfigError if the port is taken or the
     certificate is for another host.
     """
     check_free(host, port)  # before server.json says that a server is there
@@ -139,7 +124,7 @@ def start_server(
     until = time.monotonic() + _START_SECONDS
     while not operator.ready():
         if child.ended or time.monotonic() > until:
-            raise StartError(f"the server did not start. Its log ends with:\n{child.tail}")
+            raise ChildError(f"the server did not start. Its log ends with:\n{child.tail}")
         time.sleep(0.1)
     if secure:
         for text in operator.register(load_public_keys(server_folder.nodes)):
@@ -166,10 +151,8 @@ class Registrar:
             if self.known and not nodes.is_dir():
                 raise ConfigError(f"{nodes} is not a folder any more. Put it back.")
             now = load_public_keys(nodes)
-            if now == self.known:
-                self._last_error = ""
-                return
-            refused = operator_of(self._server_folder).register(now)
+            changed = now != self.known
+            refused = operator_of(self._server_folder).register(now) if changed else []
         except (FedshotError, OSError, ValueError, httpx.HTTPError) as error:
             if str(error) != self._last_error:
                 self._tell(f"registered nodes unchanged: {error}")
@@ -177,7 +160,8 @@ class Registrar:
             return
         for text in refused:
             self._tell(f"node {text}")
-        self._tell(f"registered nodes: {', '.join(now) or 'none'}")
+        if changed:
+            self._tell(f"registered nodes: {', '.join(now) or 'none'}")
         self.known, self._last_error = now, ""
 
 

@@ -20,8 +20,15 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.superlink.grid import HttpGrid
 
 from fedshot.core.errors import ServerGoneError
-from fedshot.deploy.flower.codec import CodecError, Limits, short
-from fedshot.deploy.flower.messages import Incoming, WireMessage, read_message, refusal
+from fedshot.deploy.flower.messages import (
+    CodecError,
+    Incoming,
+    Limits,
+    WireMessage,
+    read_message,
+    refusal,
+    short,
+)
 from fedshot.deploy.flower.wire import fetch
 
 _TYPE = "query.fedshot"
@@ -48,14 +55,13 @@ def _server_errors() -> Iterator[None]:
         yield
     except (httpx.HTTPError, RuntimeError, CodecError, ObjectPushError) as error:
         if status := _unknown_run(error):
-            raise ServerGoneError(
-                f"the server does not know this run any more ({status}): it was restarted, or "
-                "has not heard from the run for too long. Use `fedshot resume`."
-            ) from None
-        raise ServerGoneError(
-            f"the server does not respond any more ({error}). Start it again, and use "
-            "`fedshot resume`."
-        ) from None
+            what = (
+                f"know this run any more ({status}): it was restarted, or has not heard from the "
+                "run for too long. Use"
+            )
+        else:
+            what = f"respond any more ({error}). Start it again, and use"
+        raise ServerGoneError(f"the server does not {what} `fedshot resume`.") from None
 
 
 def _unknown_run(error: Exception) -> int:

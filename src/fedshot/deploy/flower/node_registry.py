@@ -1,4 +1,13 @@
-"""The server's view of the nodes: current ids, clients, and sealed (i.e. permanent) states."""
+"""Which node holds which clients: the operator's entries, and the server's view of the nodes.
+
+The operator writes an entry for each node, in a file beside its public key:
+
+    nodes/hospital-a.pub    the public key; the file name is the node's name
+    nodes/hospital-a.json   {"clients": "0-3, 7", "examples": 120}
+
+The server accepts these clients from the node and no others. "examples" (optional) is the largest
+number of examples that one of the clients holds; it bounds a client's weight in an average.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +16,116 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Annotated, Any, NotRequired, Protocol, TypeAlias
 
-from fedshot.core.errors import ConfigError
-from fedshot.deploy.flower.admission import Entry
-from fedshot.deploy.flower.codec import short
-from fedshot.deploy.flower.messages import Incoming, WireMessage
+from pydantic import AfterValidator, Field
+from typing_extensions import TypedDict
+
+from fedshot.core import records, storage
+from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.deploy.flower.messages import Incoming, WireMessage, short
 from fedshot.deploy.flower.setup import Setup
+
+_MAX_CLIENTS = 1 << 20  # bound on client numbers, and on a client's examples
+_FIX = "Write it again with `fedshot flower keys --admit`"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The operator's record of a node: its clients, and the most examples that a client has."""
+
+    clients: frozenset[int]
+    examples: int | None = None
+
+
+def parse_clients(text: str) -> list[int]:
+    """Parse client numbers from a text such as `0-3,7`. Raises ConfigError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(last or first) > 9:
+            raise ConfigError(
+                f"--clients is {text[:60]!r}; expected numbers and ranges such as 0-3,7."
+            )
+        if int(last or first) >= _MAX_CLIENTS:
+            raise ConfigError(
+                f"--clients has {last or first}; expected numbers below {_MAX_CLIENTS}."
+            )
+        if last and int(last) < int(first):
+            raise ConfigError(
+                f"--clients has {part.strip()}; expected the smaller number first: {last}-{first}."
+            )
+        found |= set(range(int(first), int(last or first) + 1))
+    return sorted(found)
+
+
+def admit(nodes: Path, name: str, public: bytes, clients: str, examples: int | None) -> None:
+    """Write a node's public key and clients into the server's folder of nodes.
+
+    Raises ConfigError if the clients are invalid or belong to another node, or if another key has
+    this name.
+    """
+    entry = Entry(frozenset(parse_clients(clients)), examples)
+    if examples is not None and not 1 <= examples <= _MAX_CLIENTS:
+        raise ConfigError(f"--examples is {examples}; expected 1 to {_MAX_CLIENTS}.")
+    if not nodes.parent.is_dir():
+        raise ConfigError(
+            f"{nodes.parent} does not exist. Name the server's --folder, or make it with "
+            "`fedshot flower keys --server`."
+        )
+    key = nodes / f"{name}.pub"
+    if key.exists() and key.read_bytes().split() != public.split():  # line ends may differ
+        raise ConfigError(
+            f"{key} holds another key, and the file name is the node's name. Rename the file that "
+            f"you admit; or, if node {name} has a new key, remove {key} first."
+        )
+    others = {other: its for other, its in read_entries(nodes).items() if other != name}
+    _check_disjoint(others | {name: entry}, nodes)
+    nodes.mkdir(exist_ok=True)
+    record = {"clients": clients} | ({} if examples is None else {"examples": examples})
+    storage.write_bytes(nodes / f"{name}.json", json.dumps(record).encode(), sync=True)
+    storage.write_bytes(key, public, sync=True)  # last: the server watches for .pub files
+
+
+def read_entries(nodes: Path) -> dict[str, Entry]:
+    """Return the operator's entries in a folder, keyed by node name.
+
+    Raises ConfigError for a damaged file, or if two nodes have the same client.
+    """
+    found = {path.stem: _read_entry(path) for path in sorted(nodes.glob("*.json"))}
+    _check_disjoint(found, nodes)
+    return found
+
+
+class _EntryRecord(TypedDict):
+    __pydantic_config__ = {"extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
+
+    clients: str
+    examples: NotRequired[Annotated[int, Field(ge=1, le=_MAX_CLIENTS)] | None]
+
+
+def _read_entry(path: Path) -> Entry:
+    try:
+        record = records.read(path, _EntryRecord, _FIX)
+        return Entry(frozenset(parse_clients(record["clients"])), record.get("examples"))
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
+    except ConfigError as error:
+        raise ConfigError(f"{path} is damaged ({error}). {_FIX}.") from None
+
+
+def _check_disjoint(entries: Mapping[str, Entry], nodes: Path) -> None:
+    owners: dict[int, str] = {}
+    for name, entry in entries.items():
+        for client in sorted(entry.clients):
+            if client in owners:
+                raise ConfigError(
+                    f"{nodes} gives client {client} to {owners[client]} and to {name}. Leave it "
+                    "to one of them."
+                )
+            owners[client] = name
+
 
 HELLO_SECONDS = 60.0  # time for a node to read its data and report its clients
 RETRY_SECONDS = 30.0  # time until a node that was left out is asked again
@@ -25,11 +137,17 @@ Seal = tuple[int, str]  # a round, and the hash of the states made permanent wit
 NO_SEAL: Seal = (-1, "")
 
 
-def checked_seal(seal: list[Any]) -> list[Any]:
-    """Return a seal from JSON. Raises ValueError if it is not a round and a hash."""
-    if [type(part) for part in seal] != [int, str]:
-        raise ValueError("expected a round and a hash")
-    return seal
+def checked_seal(seal: Any) -> Seal:
+    """Return a seal from JSON. Raises ValueError unless it is a round and a hash."""
+    match seal:
+        case [round, str(sha)] if type(round) is int and -1 <= round < _MOST:
+            if _SHA.fullmatch(sha):
+                return round, sha
+    raise ValueError("expected a round and a hash")
+
+
+SealRecord: TypeAlias = Annotated[Any, AfterValidator(checked_seal)]
+"""A seal in a JSON record, for `core.records`."""
 
 
 class Transport(Protocol):
@@ -59,6 +177,7 @@ class Node:
     examples: int | None = None  # most examples of one client, by the operator's entry
 
 
+@dataclass
 class NodeRegistry:
     """The nodes of a run.
 
@@ -69,22 +188,17 @@ class NodeRegistry:
     Arguments are those of `FlowerFleet`; a new node has `hello_seconds` to report its clients.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        setup: Setup,
-        session: int,
-        tell: Callable[[str], None],
-        hello_seconds: float = HELLO_SECONDS,
-        entries: Callable[[], Mapping[str, Entry]] | None = None,
-    ) -> None:
-        self._transport, self._setup, self._session = transport, setup, session
-        self._tell, self._hello_seconds, self._entries = tell, hello_seconds, entries
-        self.nodes: dict[str, Node] = {}
-        self.bases: dict[str, Seal] = {}
-        self.owners: dict[int, str] = {}  # client with sealed states -> its node's name
-        self._left_out: dict[int, tuple[str, float]] = {}  # node id -> reason, time to ask again
-        self._orders = 0
+    transport: Transport
+    setup: Setup
+    session: int
+    tell: Callable[[str], None]
+    hello_seconds: float = HELLO_SECONDS
+    entries: Callable[[], Mapping[str, Entry]] | None = None
+    nodes: dict[str, Node] = field(default_factory=dict, init=False)
+    bases: dict[str, Seal] = field(default_factory=dict, init=False)
+    owners: dict[int, str] = field(default_factory=dict, init=False)  # clients with sealed states
+    _left_out: dict[int, tuple[str, float]] = field(default_factory=dict, init=False)
+    _orders: int = field(default=0, init=False)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes.values())
@@ -95,7 +209,8 @@ class NodeRegistry:
 
     def connected(self) -> dict[int, Node]:
         """Return the connected nodes by number, after asking new ones for their clients."""
-        connected, now = self._transport.connected(), time.monotonic()
+        connected, now = self.transport.connected(), time.monotonic()
+        # Reason, and time to ask again, of each node that is left out.
         self._left_out = {n: why for n, why in self._left_out.items() if n in connected}
         new = {
             number: name
@@ -112,7 +227,7 @@ class NodeRegistry:
 
     def begin_session(self, bases: Mapping[str, Seal], owners: Mapping[int, str] = {}) -> None:
         """Begin a session from these seals; remove nodes with clients that another node owns."""
-        self._session, self.bases, self.owners = self._session + 1, dict(bases), dict(owners)
+        self.session, self.bases, self.owners = self.session + 1, dict(bases), dict(owners)
         for node in [*self]:
             if reason := self._owner_conflict(node.name, node.clients):
                 del self.nodes[node.name]
@@ -134,8 +249,8 @@ class NodeRegistry:
         """Return a message with the run's setup and session, and the node's pending orders."""
         return WireMessage(
             {
-                "setup": self._setup.to_json(),
-                "life": self._session,
+                "setup": self.setup.to_json(),
+                "life": self.session,
                 "base": list(node.base),
                 "orders": list(node.orders),
             }
@@ -147,12 +262,15 @@ class NodeRegistry:
         if node is None or incoming.wire_message is None or incoming.reason:
             return 0.0
         head = incoming.wire_message.head
-        done, sealed = head.get("done"), _parse_seal(head.get("sealed"))
+        done: Any = head.get("done")
         seconds: Any = head.get("seconds")
-        if type(done) is not int or not 0 <= done <= self._orders or sealed is None:
+        if type(done) is not int or not 0 <= done <= self._orders:
+            return 0.0
+        try:
+            node.base = checked_seal(head.get("sealed"))
+        except ValueError:
             return 0.0
         node.orders = [order for order in node.orders if order[0] > done]
-        node.base = sealed
         valid = isinstance(seconds, int | float) and 0 <= seconds <= _MOST
         return float(seconds) if valid else 0.0
 
@@ -161,7 +279,7 @@ class NodeRegistry:
         for number, name in new.items():
             wire_messages[number] = self.message_to(Node(name, number, frozenset(), NO_SEAL))
             wire_messages[number].head["hello"] = True
-        for incoming in self._transport.send_and_receive(wire_messages, self._hello_seconds):
+        for incoming in self.transport.send_and_receive(wire_messages, self.hello_seconds):
             name, reason = new[incoming.node], incoming.reason
             if incoming.wire_message is not None and not reason:
                 # With node keys, the registered name counts.
@@ -172,23 +290,23 @@ class NodeRegistry:
 
     def _leave_out(self, number: int, name: str, reason: str) -> None:
         if self._left_out.get(number, ("", 0.0))[0] != reason:
-            self._tell(f"node {name or number} is left out: {reason}")
+            self.tell(f"node {name or number} is left out: {reason}")
         self._left_out[number] = reason, time.monotonic() + RETRY_SECONDS
 
     def _add(
         self, number: int, name: str, head: Mapping[str, Any], connected: Collection[int]
     ) -> str:
         """Add a node, or update it after a reconnect; return why it is refused, or ""."""
-        claimed, n_clients = head.get("clients"), self._setup.clients
+        claimed, n_clients = head.get("clients"), self.setup.clients
         if not isinstance(claimed, list) or not all(type(c) is int for c in claimed):
             return "it does not report its clients"
         unknown = next((c for c in claimed if not 0 <= c < n_clients), None)
         if unknown is not None:
             return f"it reports client {short(unknown, 20)}; the run has 0 to {n_clients - 1}"
         clients, entry = frozenset(claimed), None
-        if self._entries is not None:
+        if self.entries is not None:
             try:
-                entry = self._entries().get(name)
+                entry = self.entries().get(name)
             except ConfigError as error:
                 return str(error)
             if entry is None:
@@ -211,7 +329,7 @@ class NodeRegistry:
             node = Node(name, number, clients, self.bases.get(name, NO_SEAL))
             node.environment = _parse_environment(head.get("environment"))
             self.nodes[name] = node
-            self._tell(f"node {name} holds clients {ranges(clients)}")
+            self.tell(f"node {name} holds clients {ranges(clients)}")
         elif node.number in connected and node.number != number:
             return "a node of that name is connected. Give it another, with --name"
         node.number, node.clients = number, clients
@@ -238,16 +356,6 @@ def _parse_environment(found: Any) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if fits and isinstance(found, dict) else {}
-
-
-def _parse_seal(found: Any) -> Seal | None:
-    """Return a node's reported seal; None if it is invalid."""
-    if not isinstance(found, list) or len(found) != 2:
-        return None
-    round, sha = found
-    if type(round) is not int or not -1 <= round < _MOST:
-        return None
-    return (round, sha) if isinstance(sha, str) and _SHA.fullmatch(sha) else None
 
 
 def ranges(clients: Collection[int]) -> str:

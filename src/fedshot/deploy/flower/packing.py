@@ -24,9 +24,8 @@ from fedshot.data.dataset import Dataset, first_twice
 from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.partitions.partition import Partition, infeasible_clients
 from fedshot.data.tokens import Tokens
+from fedshot.deploy.flower.data_files import ServerTestRun, kind_of, write_client, write_tests
 from fedshot.deploy.flower.server_folder import make_private_folder
-from fedshot.deploy.flower.server_tests import ServerTestRun, write_tests
-from fedshot.deploy.flower.shards import kind_of, write_client
 
 _RANGE = re.compile(r"[0-9]{1,9}-[0-9]{1,9}")
 _PARTS = ("base", "validation", "novel")

@@ -2,14 +2,16 @@
 
     methods: [fedavg, fedavg_probe]  # methods that may run
     parts: [theta, stats, logits]    # parts that may be uploaded, by name
-    most_up_mb: 20                   # upload of one client in one exchange
+    most_up_mb: 20                   # MiB that one client uploads in one exchange
     min_batch: 16                    # least `batch` or `inner_batch` of a method, unless null
     min_local_steps: 2               # least `local_steps` or `prepare_steps` of a method
     min_cohort: 3                    # least clients in a round
-    most_seconds: 600                # work for one message
-    most_disk_mb: 500                # private states of one run
+    most_seconds: 600                # work for one message; checked after each client
+    most_disk_mb: 500                # MiB of private states of one run; checked before work begins
 
-All lines are optional. A method that has none of the options a line bounds is refused. The server
+All lines are optional. A method that has none of the options a line bounds is refused. A batch of
+null means a client's whole data, and is allowed. With `min_local_steps` above 1, the gradient of a
+single step may not be uploaded. Above `most_seconds`, the remaining clients are skipped. The server
 chooses the model, the method and its options; a policy excludes the worst choices. It does not make
 uploads private.
 """
@@ -17,7 +19,6 @@ uploads private.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -29,7 +30,7 @@ from fedshot.config.load import Config
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.tree import Tree
-from fedshot.deploy.flower.codec import short
+from fedshot.deploy.flower.messages import short
 from fedshot.protocol.method import BATCH_OPTIONS, STEP_OPTIONS
 
 _MB = 1 << 20
@@ -43,21 +44,7 @@ class PolicyError(ConfigError):
 
 @dataclass(frozen=True)
 class Policy:
-    """Bounds on the requests of a server; None for no bound.
-
-    Args:
-        methods: methods that may run.
-        parts: names of the parts of an upload, such as "theta", that are allowed.
-        most_up_mb: MiB that one client uploads in one exchange.
-        min_batch: least examples of a step, by the method's options `batch` and `inner_batch`;
-            null, which means a client's whole data, is allowed.
-        min_local_steps: least steps between two uploads, by the method's options `local_steps` and
-            `prepare_steps`. Above 1, the gradient of a single step may not be uploaded.
-        min_cohort: least clients of a round.
-        most_seconds: seconds of work for one message; checked after each client. Above it, the
-            remaining clients are skipped.
-        most_disk_mb: MiB of private states of one run; checked before work begins.
-    """
+    """Bounds on the requests of a server, as in the policy file; None for no bound."""
 
     methods: tuple[str, ...] | None = None
     parts: tuple[str, ...] | None = None
@@ -76,16 +63,14 @@ class Policy:
         if unknown := sorted(found.keys() - known):
             raise ConfigError(f"{path} has {unknown[0]!r}; expected some of {sorted(known)}.")
         for name, value in found.items():
-            listed = name in ("methods", "parts")
-            good = (
-                isinstance(value, list) and all(isinstance(word, str) for word in value)
-                if listed
-                else type(value) in (int, float) and 0 < value < float("inf")
-            )
+            if name in ("methods", "parts"):
+                good = isinstance(value, list) and all(isinstance(word, str) for word in value)
+                expected, found[name] = "a list of names", tuple(value) if good else ()
+            else:
+                good = type(value) in (int, float) and 0 < value < float("inf")
+                expected = "a number above 0"
             if not good:
-                what = "a list of names" if listed else "a number above 0"
-                raise ConfigError(f"{path}: {name} is {value!r}; expected {what}.")
-            found[name] = tuple(value) if listed else value
+                raise ConfigError(f"{path}: {name} is {value!r}; expected {expected}.")
         return cls(**found)
 
     def check_run(self, config: Config, clients: int) -> None:
@@ -119,12 +104,7 @@ class Policy:
         """Raise PolicyError if the private states of a run take too much space."""
         if self.most_disk_mb is None:
             return
-        held = sum(
-            entry.stat().st_size
-            for root, _, names in os.walk(folder)
-            for entry in (Path(root) / name for name in names)
-            if entry.is_file()
-        )
+        held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         if held > self.most_disk_mb * _MB:
             raise PolicyError(self._describe("most_disk_mb", f"{held / _MB:.1f} MB of states"))
 
@@ -143,6 +123,9 @@ class Policy:
         allowed = getattr(self, line)
         value = ", ".join(allowed) if isinstance(allowed, tuple) else f"{allowed:g}"
         return f"the policy of this node has {line} {value}, and the server asks for {requested}."
+
+
+NO_BOUNDS = Policy()
 
 
 def append_to_log(path: Path, **entry: Any) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from fedshot.core.errors import FedshotError
 from fedshot.deploy.flower.wire import QUIET
@@ -28,7 +27,8 @@ class Child:
     ) -> None:
         self.name, self.log = name, log
         log.parent.mkdir(parents=True, exist_ok=True)
-        reading, self._pipe = os.pipe()
+        reading, writing = os.pipe()
+        self._pipe = os.fdopen(writing, "wb")
         try:
             with log.open("ab") as file:
                 self.process = subprocess.Popen(
@@ -55,20 +55,17 @@ class Child:
 
     def stop(self) -> None:
         """End the process and wait for it."""
-        if not self.ended:
-            self.process.terminate()
-            try:
-                self.process.wait(_TERMINATE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-        self.process.wait()
-        if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
+        self.process.terminate()
+        try:
+            self.process.wait(_TERMINATE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._pipe.close()
 
 
 class ChildError(FedshotError):
-    """A child process has ended unexpectedly."""
+    """A child process did not start, or has ended unexpectedly."""
 
 
 class Children:
@@ -95,13 +92,9 @@ class Children:
     def __enter__(self) -> Children:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *error: object) -> None:
         for child in reversed(self.all):
-            if not child.ended:
-                child.process.terminate()
+            child.process.terminate()
         for child in reversed(self.all):
             child.stop()
 

@@ -7,6 +7,7 @@ server.json token server.log            the server writes them
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import os
@@ -23,7 +24,7 @@ from typing_extensions import TypedDict
 from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.records import Whole
-from fedshot.deploy.flower.codec import Limits
+from fedshot.deploy.flower.messages import Limits
 
 CA, CERTIFICATE, KEY = "ca.pem", "server.pem", "server.key"
 _TOKEN = re.compile(rb"[0-9a-f]{64}")
@@ -108,7 +109,8 @@ class ServerFolder:
             if not (self.folder / name).exists():
                 raise ConfigError(
                     f"{self.folder / name} does not exist. Make it with `fedshot flower keys "
-                    f"--server {host} --folder {self.folder}`."
+                    f"--server {host} --folder {self.folder}`; or use --insecure, on loopback or "
+                    "if the network itself is safe."
                 )
         return [
             *command, "--enable-supernode-auth", "--ssl-ca-certfile", str(self.ca),
@@ -163,14 +165,10 @@ def check_free(host: str, port: int) -> None:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, *_, address in found:  # the server listens on all these addresses
             try:
-                probe = socket.socket(family, socket.SOCK_STREAM)
-            except OSError:
-                continue  # this machine lacks this address family
-            with probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind(address)
+                socket.create_server(address, family=family).close()
+            except OSError as error:
+                if error.errno != errno.EAFNOSUPPORT:  # not on this machine
+                    raise
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import yaml
 from pydantic import Field, StrictInt, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
 
 from fedshot import __version__
 from fedshot.config import settings as trees
@@ -22,27 +21,12 @@ from fedshot.config.load import Config
 from fedshot.config.registry import is_text
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import draws
-from fedshot.deploy.flower.codec import CodecError, short
-from fedshot.deploy.flower.server_tests import ServerTestRun
-from fedshot.deploy.flower.shards import NodeData, notes_of
+from fedshot.deploy.flower.data_files import NodeData, ServerTestRun, notes_of
+from fedshot.deploy.flower.messages import CodecError, short
 from fedshot.methods.user_methods import FILES, fingerprint
 from fedshot.runs.prepare import PreparedRun
 
 _MAX_SETTINGS = 1 << 18  # characters of a configuration
-
-
-class _SetupRecord(TypedDict):
-    """A setup as in the head of a message, without the versions."""
-
-    run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-    settings: Annotated[str, Field(max_length=_MAX_SETTINGS)]
-    classes: list[StrictInt]
-    clients: Annotated[int, Field(ge=1)]
-    data: dict[str, Any]
-    own: str
-
-
-_RECORD = TypeAdapter(_SetupRecord)
 
 
 @dataclass(frozen=True)
@@ -58,10 +42,10 @@ class Setup:
         own: file name and hash of a user-defined method; "" for a method of fedshot.
     """
 
-    run: str
-    settings: str
-    classes: tuple[int, ...]
-    clients: int
+    run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    settings: Annotated[str, Field(max_length=_MAX_SETTINGS)]
+    classes: tuple[StrictInt, ...]
+    clients: Annotated[StrictInt, Field(ge=1)]
     data: dict[str, Any]
     own: str = ""
 
@@ -78,11 +62,11 @@ class Setup:
 
     def to_json(self) -> dict[str, Any]:
         """Return the setup and the versions as JSON values."""
-        versions = {"fedshot": __version__, "draws": [draws(), *_libraries()]}
+        versions = {"fedshot": __version__, "draws": [draws(), *_LIBRARIES]}
         return versions | asdict(self) | {"classes": list(self.classes)}
 
-    @classmethod
-    def from_json(cls, found: Any) -> Setup:
+    @staticmethod
+    def from_json(found: Any) -> Setup:
         """Parse a setup.
 
         Raises CodecError for an invalid setup, ConfigError for another version of fedshot, or for
@@ -97,12 +81,11 @@ class Setup:
             )
         _check_draws(found.get("draws"))
         try:
-            record: Any = _RECORD.validate_python(found, strict=True)
+            return _SCHEMA.validate_python(found)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             key = ".".join(map(str, first["loc"]))
             raise CodecError(short(f"setup.{key} is invalid: {first['msg']}")) from None
-        return cls(**record | {"classes": tuple(record["classes"])})
 
     def key(self) -> str:
         """Return a text that is the same for equal setups, and only for them."""
@@ -149,23 +132,18 @@ class Setup:
             )
 
 
-def _libraries() -> tuple[str, str]:
-    return f"numpy {np.__version__}", f"torch {torch.__version__}"
+_SCHEMA = TypeAdapter(Setup)
+_LIBRARIES = f"numpy {np.__version__}", f"torch {torch.__version__}"
 
 
 def _check_draws(found: Any) -> None:
     """Raise ConfigError if the server's random numbers differ from this node's."""
-    if not isinstance(found, list) or not found:
-        raise ConfigError(
-            "the server does not say which random numbers it draws: its fedshot is older than this "
-            "node's. Install the same version on both, from one commit."
-        )
-    theirs, *libraries = found
+    theirs, *libraries = found if isinstance(found, list) and found else [None, "unknown versions"]
     if theirs != draws():
         versions = ", ".join(str(library)[:40] for library in libraries[:2])
         raise ConfigError(
             f"the server draws other random numbers ({versions}) from one seed than this node "
-            f"({', '.join(_libraries())}). Install the same versions on both."
+            f"({', '.join(_LIBRARIES)}). Install the same versions on both."
         )
 
 

@@ -25,7 +25,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from fedshot.deploy.flower.codec import Limits
+from flwr.common.constant import SUPERLINK_NODE_ID, TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from google.protobuf.message import DecodeError
+
+from fedshot.deploy.flower.messages import Limits
 from fedshot.deploy.flower.processes import exit_with_parent
 from fedshot.deploy.flower.wire import max_object_bytes, max_objects, silence_flower
 
@@ -136,10 +142,6 @@ def is_signed(headers: Mapping[bytes, bytes], app: Any, length: int) -> bool:
     After reading the body, Flower checks that the signature is valid and recent and that the key is
     the requesting node's. Checking small requests here, too, would cost 5 % of an exchange.
     """
-    from flwr.common.constant import TIMESTAMP_HEADER
-    from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER
-    from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
-
     try:
         key = b64decode(headers[_KEY], validate=True)
         if app.state.linkstate_factory.state().get_node_id_by_public_key(key) is None:
@@ -209,10 +211,6 @@ def is_reply(body: bytes) -> bool:
     Flower authenticates the sender, and checks that the message replied to was sent to the reply's
     source. It does not check that sender and source are one node, nor that the message is a reply.
     """
-    from flwr.common.constant import SUPERLINK_NODE_ID
-    from flwr.proto.fleet_pb2 import PushMessagesRequest
-    from google.protobuf.message import DecodeError
-
     try:
         request = PushMessagesRequest.FromString(body)
     except DecodeError:

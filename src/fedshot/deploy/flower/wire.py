@@ -29,7 +29,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.supercore.protobuf.client import ProtobufClient
 
-from fedshot.deploy.flower.codec import CodecError, Limits, short
+from fedshot.deploy.flower.messages import CodecError, Limits, short
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
