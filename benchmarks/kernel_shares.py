@@ -31,7 +31,7 @@ from fedshot.fleets.private import PrivateStore
 from fedshot.methods.frl import losses_fused
 from fedshot.nn.gradients import differentiated_twice
 from fedshot.nn.kernels import adam, layer_gradients, lstm, proto_loss, stem, tensors, winograd
-from fedshot.nn.models import backbones, layers, recurrence, resnet
+from fedshot.nn.models import backbones, layers, recurrence
 from fedshot.protocol import reducers
 from fedshot.protocol.clients import Clients
 from fedshot.recipes import index, provenance
@@ -84,7 +84,6 @@ KERNELS: dict[str, list[tuple[Any, str, Any]]] = {
     "fused, second derivatives": [(backbones, "tensors", ONCE)],
     "winograd": [(winograd, "fits", OFF.fits)],
     "products and tiles": [(winograd, "ours", OFF.fits), (winograd, "faster", OFF.fits)],
-    "residual": [(resnet, "tensors", OFF)],
     "LSTM or GRU": [(recurrence, "plain_floats", OFF.plain_floats)],
     "repeated words": [(m, "repeats", lambda _: None) for m in (lstm, layer_gradients)],
     "loss of prototypes": [(proto_loss, "plain_floats", OFF.plain_floats)],
