@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.tree import Tree
-from fedshot.nn.kernels.tensors import check_vector, each, empty, library
+from fedshot.nn.kernels.tensors import checked, each, empty, library
 from fedshot.nn.models.layers import EPS, MOMENTUM, NO_STATISTICS, too_few
 from fedshot.nn.models.mode import Mode
 
@@ -78,7 +78,7 @@ def after_batch(
     vectors = [t.contiguous() for t in vectors]
     c = len(mean)
     for vector in vectors:
-        check_vector(vector, c)
+        checked(vector, c)
     moved, at = empty(2, c), [t.data_ptr() for t in vectors] + [0] * (bias is None)
     library().fedshot_keep(*at, c, _values(x), MOMENTUM, moved.data_ptr())
     return dict(zip(("mean", "var"), moved, strict=True))
@@ -194,8 +194,8 @@ class _Folded(NamedTuple):
 def _fold(x: Tensor, weight: Tensor, bias: Tensor, eps: float, least: float) -> _Folded:
     """Return batch norm of max(x, least) by batch statistics; `least` NaN leaves x as it is."""
     n, c, h, w = x.shape
-    check_vector(weight, c)
-    check_vector(bias, c)
+    checked(weight, c)
+    checked(bias, c)
     parts, out = _doubles(2, n, c), empty(5, c)
     _run("moments", [x], list(parts), [least])
     at = (parts.data_ptr(), weight.data_ptr(), bias.data_ptr())
