@@ -40,7 +40,14 @@ from fedshot.runs.prepare import PreparedRun
 
 ALONE = {"run.cohort": 1, "run.workers": 1}
 STEP = ALONE | {"method.local_steps": 1}
-FEW = {"run.workers": 1, "partition.clients": 2, "method.inner_rounds": 1}
+FEW = {
+    "run.workers": 1,
+    "method.inner_rounds": 1,
+    "episode.shot": 20,
+    "episode.query": 20,
+    "test.shot": 20,
+    "test.query": 20,
+}
 MLP = {"model.backbone": {"name": "mlp", "hidden": [64, 64], "dropout": 0.1}}
 
 
