@@ -89,7 +89,7 @@ def _targets(quick: bool) -> tuple[Path, Path]:
 def _source(repeats: int) -> dict[str, Any]:
     return {
         "repeats": repeats,
-        "machine": provenance.kind(provenance.machine()),
+        "machine": "".join(provenance.kinds([{"machine": provenance.machine()}])),
         "commit": provenance.revision(),
         "command": "python benchmarks/run.py",
     }
@@ -106,7 +106,8 @@ def _write(held: dict[str, Any], results: Path, docs: Path) -> None:
     order = [case.name for case in CASES]
     found = {"cases": {name: held[name] for name in order if name in held}}
     results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    docs.write_text(page(found), encoding="utf-8")
+    shares = (ROOT / "benchmarks" / "kernel_shares.md").read_text(encoding="utf-8")
+    docs.write_text(f"{page(found)}\n{shares}", encoding="utf-8")
 
 
 if __name__ == "__main__":

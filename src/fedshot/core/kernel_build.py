@@ -39,7 +39,7 @@ from fedshot.core.locks import locked
 # No fast-math: NaN must stay NaN, and sums keep the order of the source.
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
 _SOURCES = (
-    "lanes.h", "fused.c", "residual.c", "elementwise.c", "recurrent.c", "rows.c", "lstm.c",
+    "lanes.h", "fused.c", "elementwise.c", "recurrent.c", "rows.c", "lstm.c",
     "stem.c", "winograd.c", "products.c", "tiles.c", "drawing.c", "prototypes.c",
 )  # fmt: skip
 _TYPES = {

@@ -10,6 +10,7 @@ the separate operations to rounding and does not depend on the number of threads
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +18,7 @@ from torch import Tensor
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.tree import Tree
-from fedshot.nn.kernels.folding import Folded, fold, keep, tilt, values_of
-from fedshot.nn.kernels.tensors import each, empty, library
+from fedshot.nn.kernels.tensors import checked, each, empty, library
 from fedshot.nn.models.layers import EPS, MOMENTUM, NO_STATISTICS, too_few
 from fedshot.nn.models.mode import Mode
 
@@ -49,7 +49,8 @@ def norm_pool_relu(
     """
     if mode.norm == "given":
         return pooled_given(x, *at_given(p, s), cut), s
-    check_enough(x)
+    if _values(x) < 2:
+        raise ConfigError(too_few(_values(x), x))
     y, mean, var = pooled(x, p["weight"], p["bias"], EPS, cut)
     return y, after_batch(s, mean, var, bias, x, mode)
 
@@ -60,12 +61,6 @@ def at_given(p: Tree, s: Tree) -> tuple[Tensor, Tensor]:
         raise ConfigError(NO_STATISTICS)
     scale = (p["weight"] * torch.rsqrt(s["var"] + EPS)).detach()
     return scale, (p["bias"] - s["mean"] * scale).detach()
-
-
-def check_enough(x: Tensor) -> None:
-    """Raise ConfigError for a map with a single value per channel, which has no variance."""
-    if values_of(x) < 2:
-        raise ConfigError(too_few(values_of(x), x))
 
 
 def after_batch(
@@ -79,7 +74,13 @@ def after_batch(
         return {"mean": mean if bias is None else mean + bias.detach(), "var": var}
     if not s:
         return s
-    moved = keep((s["mean"], s["var"]), (mean, var), bias, MOMENTUM, values_of(x))
+    vectors = [s["mean"], s["var"], mean, var, *([] if bias is None else [bias])]
+    vectors = [t.contiguous() for t in vectors]
+    c = len(mean)
+    for vector in vectors:
+        checked(vector, c)
+    moved, at = empty(2, c), [t.data_ptr() for t in vectors] + [0] * (bias is None)
+    library().fedshot_keep(*at, c, _values(x), MOMENTUM, moved.data_ptr())
     return dict(zip(("mean", "var"), moved, strict=True))
 
 
@@ -106,7 +107,7 @@ def pooled(
 def pooled_given(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut = RELU_LAST) -> Tensor:
     """Return relu(max_pool2d(x * scale + shift, 2)) of a map that `fits`, without gradients."""
     by = scale.detach().contiguous(), shift.detach().contiguous()
-    return _forward(x.detach(), *by, cut)
+    return _pool(x.detach(), *by, cut)
 
 
 class _Pooled(torch.autograd.Function):
@@ -114,18 +115,17 @@ class _Pooled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, cut: Cut) -> Any:
-        by = fold(x, weight, bias, eps, cut.least)
-        ctx.save_for_backward(x, weight, bias, *by)
+        by = _fold(x, weight.contiguous(), bias.contiguous(), eps, cut.least)
+        ctx.save_for_backward(x, weight, *by)
         ctx.mark_non_differentiable(by.mean, by.var)
         ctx.cut = cut
-        return _forward(x, by.scale, by.shift, cut), by.mean, by.var
+        return _pool(x, by.scale, by.shift, cut), by.mean, by.var
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
-        x, weight, bias, *sizes = ctx.saved_tensors
-        found = _PooledGradient.apply(dy, x, weight, bias, ctx.cut, *sizes)  # type: ignore[no-untyped-call]
-        dx, dweight, dbias = found
-        return dx, dweight, dbias, None, None
+        x, weight, *sizes = ctx.saved_tensors
+        found = _PooledGradient.apply(dy, x, weight, ctx.cut, *sizes)  # type: ignore[no-untyped-call]
+        return *found, None, None
 
 
 class _PooledGradient(torch.autograd.Function):
@@ -141,96 +141,86 @@ class _PooledGradient(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, cut: Cut, *sizes: Tensor
-    ) -> Any:
-        by, dy = Folded(*sizes), dy.contiguous(memory_format=torch.channels_last)
-        back = tilt(*_sums(x, by.scale, by.shift, by.mean, dy, cut), by, values_of(x))
-        dx = _grad(x, by.scale, by.shift, by.mean, back.slope, back.level, dy, cut)
+    def forward(ctx: Any, dy: Tensor, x: Tensor, weight: Tensor, cut: Cut, *sizes: Tensor) -> Any:
+        by, dy = _Folded(*sizes), dy.contiguous(memory_format=torch.channels_last)
+        (n, c, h, w), at = x.shape, (x, by.scale, by.shift, by.mean)
+        parts, out, dx = _doubles(2, n, c), empty(5, c), empty(n, h, w, c)
+        _run("sums", [*at, dy], list(parts), cut)
+        sums = [t.data_ptr() for t in (*parts, by.inverse, by.scale)]
+        library().fedshot_tilt(*sums, n, _values(x), c, out.data_ptr())
+        s0, s1, slope, level, by_weight = out
+        _run("grad", [*at, slope, level, dy], [dx], cut)
         ctx.cut = cut
-        ctx.save_for_backward(dy, x, weight, bias, *by, back.s0, back.s1)
-        return dx, back.by_weight, back.s0
+        ctx.save_for_backward(dy, x, weight, *by, s0, s1)
+        return dx.permute(0, 3, 1, 2), by_weight, s0
 
     @staticmethod
     def backward(ctx: Any, u: Tensor, a: Tensor, b: Tensor) -> Any:
         if torch.is_grad_enabled():
             raise RuntimeError("the kernels have no third derivatives; set FEDSHOT_KERNELS=off")
-        dy, x, weight, _, mean, _, i, scale, shift, s0, s1 = ctx.saved_tensors
-        m, floor = values_of(x), ctx.cut.floor
+        dy, x, weight, mean, _, i, scale, shift, s0, s1 = ctx.saved_tensors
+        (n, c, h, w), m, floor = x.shape, _values(x), ctx.cut.floor
         raised = x <= 0 if ctx.cut is RELU_FIRST else None
         if raised is not None:
             x, u = x.masked_fill(raised, 0.0), u.masked_fill(raised, 0.0)
         x, u = (t.contiguous(memory_format=torch.channels_last) for t in (x, u))
-        u0, u1, uz = _twice_sums(x, scale, shift, mean, dy, u, floor)
+        parts = _doubles(3, n, c)
+        _run("twice_sums", [x, scale, shift, mean, dy, u], list(parts), [floor])
+        u0, u1, uz = parts.sum(1).float()
         inner = uz - s0 * u0 / m - i * i * s1 * u1 / m
         of_i = weight * inner - 2 * scale * i * s1 * u1 / m + a * s1
         at_z = a * i - scale * i * i * u1 / m
         at_u = -scale * i * i * s1 / m
-        gx, gdy = _twice_grad(
-            x, scale, shift, mean,
-            slope=-of_i * i**3 / m, at_z=at_z, at_u=at_u,
-            level=-(at_z * s0 + at_u * u0) / m, base=b - scale * u0 / m, dy=dy, u=u, floor=floor,
-        )  # fmt: skip
+        slope, base = -of_i * i**3 / m, b - scale * u0 / m
+        level = -(at_z * s0 + at_u * u0) / m
+        gx, gdy = empty(n, h, w, c), empty(n, h // 2, w // 2, c)
+        ins = [x, scale, shift, mean, slope, at_z, at_u, level, base, dy, u]
+        _run("twice_grad", ins, [gx, gdy], [floor])
+        gx, gdy = gx.permute(0, 3, 1, 2), gdy.permute(0, 3, 1, 2)
         gx = gx if raised is None else gx.masked_fill(raised, 0.0)
-        return gdy, gx, i * inner, *[None] * 7
+        return gdy, gx, i * inner, *[None] * 6
 
 
-def _forward(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut) -> Tensor:
+class _Folded(NamedTuple):
+    """Batch norm of a map as x * scale + shift; all are float32 [c]."""
+
+    mean: Tensor
+    var: Tensor  # biased
+    inverse: Tensor  # 1 / sqrt(var + eps)
+    scale: Tensor  # weight * inverse
+    shift: Tensor  # bias - mean * scale
+
+
+def _fold(x: Tensor, weight: Tensor, bias: Tensor, eps: float, least: float) -> _Folded:
+    """Return batch norm of max(x, least) by batch statistics; `least` NaN leaves x as it is."""
+    n, c, h, w = x.shape
+    checked(weight, c)
+    checked(bias, c)
+    parts, out = _doubles(2, n, c), empty(5, c)
+    _run("moments", [x], list(parts), [least])
+    at = (parts.data_ptr(), weight.data_ptr(), bias.data_ptr())
+    library().fedshot_fold(*at, n, h * w, c, eps, out.data_ptr())
+    return _Folded(*out)
+
+
+def _pool(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut) -> Tensor:
     """Return max_pool2d(x * scale + shift, 2) with the ReLU; a 2x2 window with a NaN gives NaN."""
     n, c, h, w = x.shape
     y = empty(n, h // 2, w // 2, c)
-    each(n, library().fedshot_pool, [x, scale, shift], [h, w, c], [y], cut)
+    _run("pool", [x, scale, shift], [y], cut)
     return y.permute(0, 3, 1, 2)
 
 
-def _sums(
-    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor, cut: Cut
-) -> tuple[Tensor, Tensor]:
-    """Return the sums of dz and of dz * (x - mean) over each image, float64 [n, c].
-
-    dz is the gradient with respect to x * scale + shift: dy at the maximum of each 2x2 window, and
-    0 elsewhere.
-    """
-    n, c, h, w = x.shape
-    dz, dzx = empty(2, n, c, dtype=torch.float64).unbind(0)
-    each(n, library().fedshot_sums, [x, scale, shift, mean, dy], [h, w, c], [dz, dzx], cut)
-    return dz, dzx
+def _run(name: str, ins: list[Tensor], outs: list[Tensor], rule: Sequence[float]) -> None:
+    """Run a function of `fused.c` over the images of the map ins[0]."""
+    _, c, h, w = ins[0].shape
+    each(len(ins[0]), getattr(library(), f"fedshot_{name}"), ins, [h, w, c], outs, rule)
 
 
-def _grad(
-    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, slope: Tensor, level: Tensor, dy: Tensor,
-    cut: Cut,
-) -> Tensor:  # fmt: skip
-    """Return scale * dz + slope * (x - mean) + level, and 0 where a first ReLU set x to 0."""
-    n, c, h, w = x.shape
-    dx = empty(n, h, w, c)
-    ins = [x, scale, shift, mean, slope, level, dy]
-    each(n, library().fedshot_grad, ins, [h, w, c], [dx], cut)
-    return dx.permute(0, 3, 1, 2)
+def _values(x: Tensor) -> int:
+    """Return the number of values per channel."""
+    return x.numel() // x.shape[1]
 
 
-def _twice_sums(
-    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, dy: Tensor, u: Tensor, floor: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums [c] of u, u * (x - mean) and u * dz; a first ReLU is already applied to x."""
-    n, c, h, w = x.shape
-    parts = empty(3, n, c, dtype=torch.float64)
-    ins = [x, scale, shift, mean, dy, u]
-    each(n, library().fedshot_twice_sums, ins, [h, w, c], list(parts), [floor])
-    u0, u1, uz = parts.sum(1).float()
-    return u0, u1, uz
-
-
-def _twice_grad(
-    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, *, slope: Tensor, at_z: Tensor,
-    at_u: Tensor, level: Tensor, base: Tensor, dy: Tensor, u: Tensor, floor: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of x and dy; a first ReLU is already applied to x.
-
-    The coefficients are [c]; `fused.c` has the terms.
-    """
-    n, c, h, w = x.shape
-    gx, gdy = empty(n, h, w, c), empty(n, h // 2, w // 2, c)
-    ins = [x, scale, shift, mean, slope, at_z, at_u, level, base, dy, u]
-    each(n, library().fedshot_twice_grad, ins, [h, w, c], [gx, gdy], [floor])
-    return gx.permute(0, 3, 1, 2), gdy.permute(0, 3, 1, 2)
+def _doubles(*shape: int) -> Tensor:
+    return empty(*shape, dtype=torch.float64)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedshot.nn.kernels.tensors import library
+from fedshot.nn.kernels.tensors import checked, library
 
 
 def gru_gates(t: int, of_h: Tensor, gates: Tensor, kept: Tensor, states: Tensor) -> None:
@@ -21,7 +21,7 @@ def gru_gates(t: int, of_h: Tensor, gates: Tensor, kept: Tensor, states: Tensor)
     state after word t.
     """
     n, words, hidden = kept.shape
-    given = _all(of_h, n, 3 * hidden)
+    given = checked(of_h, n, 3 * hidden)
     outs = [
         _word(t, gates, n, words, 3 * hidden),
         _word(t, kept, n, words, hidden),
@@ -48,32 +48,19 @@ def gru_back(
     outs = [
         _word(t, by_x, n, words, 3 * hidden),
         _word(t, by_n, n, words, hidden),
-        _all(carry, n, hidden),
+        checked(carry, n, hidden),
     ]
-    own = _rows(grad, n, hidden)
-    library().fedshot_gru_back(*ins, own, grad.stride(0), 0, n, words, hidden, *outs)
+    if grad.dtype != torch.float32 or grad.shape != (n, hidden) or grad.stride(1) != 1:
+        raise ValueError(
+            f"the gradient of a state is {grad.dtype} {list(grad.shape)}, strides {grad.stride()}; "
+            f"expected float32 {[n, hidden]} with contiguous rows"
+        )
+    own = (grad.data_ptr(), grad.stride(0))
+    library().fedshot_gru_back(*ins, *own, 0, n, words, hidden, *outs)
 
 
 def _word(t: int, x: Tensor, *shape: int) -> int:
     """Return the address of word t of the first text."""
     if not 0 <= t < shape[1]:
         raise IndexError(f"word {t} of {shape[1]}")
-    return _all(x, *shape) + 4 * t * shape[2]
-
-
-def _all(x: Tensor, *shape: int) -> int:
-    if x.dtype != torch.float32 or x.shape != shape or not x.is_contiguous():
-        raise ValueError(
-            f"the kernels of a GRU were given {x.dtype} {list(x.shape)}, strides "
-            f"{x.stride()}; expected contiguous float32 {list(shape)}"
-        )
-    return x.data_ptr()
-
-
-def _rows(grad: Tensor, n: int, hidden: int) -> int:
-    if grad.dtype != torch.float32 or grad.shape != (n, hidden) or grad.stride(1) != 1:
-        raise ValueError(
-            f"the gradient of a state is {grad.dtype} {list(grad.shape)}, strides {grad.stride()}; "
-            f"expected float32 {[n, hidden]} with contiguous rows"
-        )
-    return grad.data_ptr()
+    return checked(x, *shape) + 4 * t * shape[2]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedshot.nn.gradients import with_graph
 from fedshot.nn.kernels.repeats import Repeats, repeats
-from fedshot.nn.kernels.tensors import library, shared
+from fedshot.nn.kernels.tensors import checked, library, shared
 from fedshot.nn.models.cells import LSTM_GATES, lstm_cells
 
 _TEXTS, _LANES = 6, 16  # texts per block and numbers per vector, as in lstm.c
@@ -182,14 +182,9 @@ def _blocks(places: Places) -> int:
 
 def _check(places: Places, gates: Tensor, hidden: int, *kept: Tensor) -> None:
     """Raise ValueError unless the shapes match, so that C stays in bounds."""
-    words = len(places.of)
-    shapes = [(gates, (words, 2 * LSTM_GATES * hidden)), *((t, (words, hidden)) for t in kept)]
-    for t, shape in shapes:
-        if t.dtype != torch.float32 or t.shape != shape or not t.is_contiguous():
-            raise ValueError(
-                f"the kernels of an LSTM were given {t.dtype} {list(t.shape)}, strides "
-                f"{t.stride()}; expected contiguous float32 {list(shape)}"
-            )
+    checked(gates, len(places.of), 2 * LSTM_GATES * hidden)
+    for t in kept:
+        checked(t, len(places.of), hidden)
 
 
 def _check_weights(u: Tensor, c: Tensor) -> None:

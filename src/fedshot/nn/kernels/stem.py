@@ -20,7 +20,7 @@ from fedshot.core.tree import Tree
 from fedshot.nn.gradients import differentiated_twice, with_graph
 from fedshot.nn.kernels import fused
 from fedshot.nn.kernels import tensors as kernels
-from fedshot.nn.kernels.tensors import check_vector, empty, library, shared
+from fedshot.nn.kernels.tensors import checked, empty, library, shared
 from fedshot.nn.models.layers import EPS, channels_last, contiguous, conv
 from fedshot.nn.models.mode import Mode
 
@@ -75,8 +75,8 @@ class _Stem(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Any:
         (n, c, h, w), f = x.shape, len(filters)
-        check_vector(weight, f)
-        check_vector(bias, f)
+        checked(weight, f)
+        checked(bias, f)
         rimmed, parts = _room_for_rims(x), _doubles(n, 45 * c * c + 9 * c)
         _shared("patches", n, [x], [h, w, c], [rimmed, parts], numbers=x.numel())
         sizes = [_doubles(9 * c), _doubles(9 * c, f), _doubles(f), _doubles(f)]
@@ -118,7 +118,7 @@ def _separately(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Ten
 def _given(x: Tensor, filters: Tensor, shift: Tensor) -> Tensor:
     """Return relu(max_pool2d(conv2d(x, filters) + shift, 2)), without gradients."""
     (n, c, h, w), f = x.shape, len(filters)
-    check_vector(shift, f)
+    checked(shift, f)
     rimmed, y = _room_for_rims(x), empty(n, h // 2, w // 2, f)
     _shared("rim", n, [x], [h, w, c], [rimmed], numbers=x.numel())
     folded = filters.permute(2, 3, 1, 0).contiguous()

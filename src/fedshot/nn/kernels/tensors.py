@@ -143,22 +143,15 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
-def check_vector(t: Tensor, c: int) -> None:
-    """Raise an error unless t is a contiguous float32 vector of c channels."""
-    _check_floats(t)
-    if t.shape != (c,) or not t.is_contiguous():
+def checked(t: Tensor, *shape: int) -> int:
+    """Return the address of a contiguous float32 tensor; raise ValueError for another shape."""
+    if not t.is_contiguous() or t.shape != shape or t.dtype != torch.float32 or not t.is_cpu:
         raise ValueError(
-            f"the kernels were given a vector of shape {list(t.shape)} and strides "
-            f"{list(t.stride())}; expected [{c}], one value per channel, contiguous."
+            f"the kernels were given {t.dtype} on {t.device}, shape {list(t.shape)}, strides "
+            f"{t.stride()}; expected contiguous float32 {list(shape)} on the CPU. Convert it, or "
+            "set FEDSHOT_KERNELS=off."
         )
-
-
-def _check_floats(t: Tensor) -> None:
-    if t.dtype != torch.float32 or not t.is_cpu:
-        raise TypeError(
-            f"the kernels were given {t.dtype} on {t.device}, shape {list(t.shape)}; expected "
-            "torch.float32 on the CPU. Convert it, or set FEDSHOT_KERNELS=off."
-        )
+    return t.data_ptr()
 
 
 def each(
@@ -171,10 +164,8 @@ def each(
     `rule` holds further numbers for the kernel.
     """
     for t in ins:
-        if t.dim() == 4:
-            _check_floats(t)
-        else:
-            check_vector(t, sizes[-1])
+        held = t.permute(0, 2, 3, 1) if t.dim() == 4 else t
+        checked(held, *(held.shape if t.dim() == 4 else sizes[-1:]))
     before, after = [t.data_ptr() for t in ins], [t.data_ptr() for t in outs]
     threads = min(torch.get_num_threads(), n, ins[0].numel() // _MANY)
     _share(n, threads, kernel, before, [*sizes, *rule], after)

@@ -25,7 +25,7 @@ from fedshot.nn.kernels import tensors
 from fedshot.nn.kernels.products import faster, ours, packed
 from fedshot.nn.kernels.tensors import (
     MOST_CHANNELS,
-    check_vector,
+    checked,
     empty,
     in_threads,
     library,
@@ -70,7 +70,7 @@ def conv3x3(x: Tensor, filters: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     more = [] if bias is None else [bias.contiguous()]
     for vector in more:
-        check_vector(vector, len(filters))
+        checked(vector, len(filters))
     y: Tensor = _Conv.apply(x, filters.contiguous(), *more)  # type: ignore[no-untyped-call]
     return y
 

@@ -18,7 +18,6 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.ranges import Width
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.nn.kernels import residual, tensors
 from fedshot.nn.models.layers import (
     Shape,
     batch_norm,
@@ -31,7 +30,6 @@ from fedshot.nn.models.layers import (
     init_norm,
     kept,
     linear,
-    needs_gradient,
     site_seed,
 )
 from fedshot.nn.models.mode import Mode
@@ -126,34 +124,20 @@ class ResNet12:
 
     def _block(self, p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
         after: dict[str, Tree] = {}
-        constants = mode.norm == "given"  # the kernels have no derivative for given statistics
 
-        def normed(name: str, z: Tensor) -> residual.Normed:
-            return residual.Normed(z, p[f"norm{name}"], s.get(f"norm{name}", {}))
-
-        def plain(name: str, z: Tensor) -> Tensor:
-            of = normed(name, z)
-            z, after[f"norm{name}"] = batch_norm(of.p, of.s, z, mode)
-            return z
-
-        def compiled(z: Tensor) -> bool:
-            return tensors.fits(z) and not (constants and needs_gradient(z, p))
-
-        def activated(name: str, z: Tensor) -> Tensor:
+        def normed(name: str, z: Tensor) -> Tensor:
+            norm = f"norm{name}"
             z = conv(p[f"conv{name}"], z)
-            if not compiled(z):
-                return F.leaky_relu(plain(name, z), self.slope)
-            z, after[f"norm{name}"] = residual.norm_leaky(normed(name, z), self.slope, mode)
+            z, after[norm] = batch_norm(p[norm], s.get(norm, {}), z, mode)
             return z
 
-        z = conv(p["conv3"], activated("2", activated("1", x)))
-        r, pooled = conv(p["conv"], x), min(z.shape[-2:]) >= 2
-        if pooled and compiled(z) and compiled(r):
-            ends = normed("3", z), normed("", r)
-            z, after["norm3"], after["norm"] = residual.join(*ends, self.slope, mode)
-            return z, after
-        z = plain("3", z) + plain("", r)
-        return F.leaky_relu(F.max_pool2d(z, 2) if pooled else z, self.slope), after
+        z = x
+        for name in ("1", "2"):
+            z = F.leaky_relu(normed(name, z), self.slope)
+        z = normed("3", z) + normed("", x)
+        if min(z.shape[-2:]) >= 2:
+            z = F.max_pool2d(z, 2)
+        return F.leaky_relu(z, self.slope), after
 
 
 def _init_block(key: Key, c_in: int, width: int, dtype: torch.dtype) -> tuple[Tree, Tree]:

@@ -16,9 +16,10 @@
 static inline float raised(float v, float to) { return v < to ? to : v; }
 
 /* mean[image][c], and m2[image][c], the sum of squared deviations from the mean. */
-void fedshot_moments(const float *restrict x, size from, size to, size rows, size c, float least,
-                     double *restrict mean, double *restrict m2) {
+void fedshot_moments(const float *restrict x, size from, size to, size h, size w, size c,
+                     float least, double *restrict mean, double *restrict m2) {
     float sum[MOST], square[MOST];
+    size rows = h * w;
     for (size i = from; i < to; i++) {
         const float *image = x + i * rows * c;
         double *mu = mean + i * c, *m = m2 + i * c;
