@@ -28,7 +28,7 @@ from fedshot.data.sources.sent140 import split_users
 from fedshot.evaluation.episodic_test import EpisodicTest, TestOptions
 from fedshot.nn.models.cost import step_flops
 from fedshot.protocol.method import Method
-from fedshot.runs.dataset_info import Facts
+from fedshot.runs.dataset_info import DatasetInfo
 
 _BIG = 4 * 10**11  # FLOPs from which a step uses all cores; it takes over a second on one core
 _SMALL = 3 * 10**8  # FLOPs below which Python's overhead dominates, so several workers do not help
@@ -73,18 +73,18 @@ class FederatedDataset:
         # Without novel rows, the partition defines the tests. It is then drawn from test.seed, so
         # that all training seeds share one test.
         self.own_tests = not len(self.rows.novel)
-        self.deal_key = (test_key if self.own_tests else self.key).at("partition")
+        self.partition_key = (test_key if self.own_tests else self.key).at("partition")
         with with_option_path("partition", type(config.partition)):
-            self.deal: ClientSplit = config.partition.assign(
-                self.dataset, self.rows.base, self.deal_key, config.episode
+            self.client_split: ClientSplit = config.partition.assign(
+                self.dataset, self.rows.base, self.partition_key, config.episode
             )
         if self.own_tests:
             self._check_own_tests()
         self._check_groups()
         self.left_out = infeasible_clients(
-            self.dataset, self.deal.train, config.episode, divides=config.divides
+            self.dataset, self.client_split.train, config.episode, divides=config.divides
         )
-        self.clients = [c for c in range(len(self.deal.train)) if c not in self.left_out]
+        self.clients = [c for c in range(len(self.client_split.train)) if c not in self.left_out]
 
     @property
     def base_classes(self) -> tuple[int, ...]:
@@ -92,22 +92,22 @@ class FederatedDataset:
         return tuple(np.unique(self.dataset.y[self.rows.base]).tolist())
 
     @cached_property
-    def deal_digest(self) -> str:
+    def partition_digest(self) -> str:
         """The SHA-256 of the training partition."""
-        return self.deal.train.digest
+        return self.client_split.train.digest
 
     @cached_property
     def copies(self) -> Copies:
         """The identical examples among those for training, validation and test."""
         parts = [self.rows.base, self.rows.validation, self.rows.novel]
         if self.own_tests:
-            dealt = (self.deal.train, self.deal.validation, self.deal.test)
+            dealt = (self.client_split.train, self.client_split.validation, self.client_split.test)
             parts = [part.indices for part in dealt if part is not None]
         return Copies.of(self.dataset, parts)
 
-    def facts(self) -> Facts:
+    def dataset_info(self) -> DatasetInfo:
         """Return the facts about the data that a run stores."""
-        return Facts.of(self.dataset, self.rows, len(self.deal.train), self.clients)
+        return DatasetInfo.of(self.dataset, self.rows, len(self.client_split.train), self.clients)
 
     def notices(self) -> list[str]:
         """Return messages for the user before round 1."""
@@ -122,13 +122,13 @@ class FederatedDataset:
                 "test.pool is 'clients': the test leaves these clients out, too, so a seed that "
                 "leaves out other clients has another test"
             )
-        if self.own_tests and self.deal.validation is None:
+        if self.own_tests and self.client_split.validation is None:
             found.append("no images are set aside for validation: the last round is tested")
         by_validation = self.config.run.choose == "validation"
         if by_validation and not self.own_tests and not len(self.rows.validation):
             found.append("no validation classes: the last round is tested")
-        if not self.own_tests and self.deal.test is not None:
-            held = sum(len(rows) for rows in self.deal.test)
+        if not self.own_tests and self.client_split.test is not None:
+            held = sum(len(rows) for rows in self.client_split.test)
             found.append(
                 f"the partition sets {held} images aside for the clients' own tests; they are not "
                 "used, because the split has novel classes"
@@ -157,7 +157,7 @@ class FederatedDataset:
 
     def _check_own_tests(self) -> None:
         kind = self.config.settings["partition"]["name"]
-        if self.deal.test is None:
+        if self.client_split.test is None:
             raise DataError(
                 f"the split has no novel classes, and partition {kind!r} sets no images aside to "
                 "test clients on. Name novel classes in split.novel, or set partition.name to "
@@ -199,7 +199,9 @@ class PreparedRun(FederatedDataset):
         flops = step_flops(model, spec.max_way * (spec.shot + spec.query))
         self.config = config = config.with_threads(threads_for(flops, config.run.threads))
         self.workers = workers_for(flops, config.run, text=self.dataset.is_text)
-        self.method: Method[Any] = config.method(model, self.base_classes, len(self.deal.train))
+        self.method: Method[Any] = config.method(
+            model, self.base_classes, len(self.client_split.train)
+        )
         spec.augment.check(self.dataset)
         if spec.min_way < 2:
             raise ConfigError(
@@ -232,10 +234,10 @@ class PreparedRun(FederatedDataset):
         self._check_clients()
         self.validation: EpisodicTest | None = None
         if self.own_tests:
-            assert self.deal.test is not None
-            self.test = self._own_class_test("test", self.deal.test)
-            if self.deal.validation is not None:
-                self.validation = self._own_class_test("validation", self.deal.validation)
+            assert self.client_split.test is not None
+            self.test = self._own_class_test("test", self.client_split.test)
+            if self.client_split.validation is not None:
+                self.validation = self._own_class_test("validation", self.client_split.validation)
             return
         self._check_test_way("test.way", config.test.spec.max_way)
         self.method.check_group(config.test.group)
@@ -275,10 +277,10 @@ class PreparedRun(FederatedDataset):
         held = self.config.partition.assign(
             self.dataset, self.rows.novel, Key(options.seed).at("partition", "novel"), spec
         ).train
-        if len(held) != len(self.deal.train):
+        if len(held) != len(self.client_split.train):
             raise ConfigError(
                 f"test.pool is 'clients', and the partition deals the novel examples to "
-                f"{len(held)} clients, those of training to {len(self.deal.train)}. Set "
+                f"{len(held)} clients, those of training to {len(self.client_split.train)}. Set "
                 "partition.clients, or test.pool to 'shared'."
             )
         lacking = {c: text for c, text in infeasible_clients(self.dataset, held, spec).items()
@@ -314,7 +316,9 @@ class PreparedRun(FederatedDataset):
 
     def _own_class_test(self, part: str, held: Partition) -> EpisodicTest:
         key = Key(self.config.test.seed).at("exam", "own", part)
-        episodic_test = EpisodicTest.own(self.dataset, self.deal.train, held, self.clients, key)
+        episodic_test = EpisodicTest.own(
+            self.dataset, self.client_split.train, held, self.clients, key
+        )
         self._check_test_way("the most classes of a client", episodic_test.widest)
         return episodic_test
 
@@ -346,7 +350,7 @@ class PreparedRun(FederatedDataset):
             )
 
     def _check_clients(self) -> None:
-        run, spec, n = self.config.run, self.config.episode, len(self.deal.train)
+        run, spec, n = self.config.run, self.config.episode, len(self.client_split.train)
         larger = ", or raise partition.alpha" if hasattr(self.config.partition, "alpha") else ""
         fix = f"Lower episode.way, episode.shot or episode.query, or use fewer clients{larger}."
         if self.left_out and (run.infeasible_clients == "refuse" or not self.clients):
