@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedshot.config.load import Config
 from fedshot.core import tree
 from fedshot.core.errors import CheckpointError, FedshotError
 from fedshot.core.machine import arithmetic
@@ -23,8 +22,8 @@ from fedshot.data.dataset import Ints
 from fedshot.data.episodes.episode import examples
 from fedshot.nn.models.mode import Mode
 from fedshot.runs import run_folder
+from fedshot.runs.experiment import check_belongs
 from fedshot.runs.prepare import FederatedDataset, PreparedRun
-from fedshot.runs.relocate import check_here, on_this_machine
 
 _CLIENTS = 40  # maximum number of clients in a partition table
 _CLASSES, _EACH = 7, 40  # maximum of classes in a map, one per colour, and of examples of each
@@ -75,8 +74,7 @@ class DataViews:
 def data_views(folder: Path, data_dir: str | None = None) -> DataViews:
     """Load a run's data and its model of the chosen round, read-only, and return their views."""
     try:
-        config = Config.of(on_this_machine(run_folder.written(folder)))
-        prepared = PreparedRun(config, data_dir)
+        prepared = PreparedRun(run_folder.configuration(folder, any_device=True), data_dir)
     except FedshotError as error:
         return DataViews(str(error), str(error))
     held = holdings(prepared)
@@ -111,7 +109,7 @@ def _chosen(prepared: PreparedRun, folder: Path) -> Tree:
     if not rounds:
         raise CheckpointError(f"{folder} has no checkpoint yet.")
     notes = checkpoints.notes(rounds[-1])
-    check_here(folder, notes, prepared.config)
+    check_belongs(folder, notes, prepared.config, any_device=True)
     if notes["dataset"] != prepared.dataset.digest:
         raise CheckpointError(
             f"{folder} was trained on other data: the hash of dataset {prepared.dataset.name!r} "

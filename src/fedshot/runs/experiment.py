@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -100,7 +100,12 @@ class Experiment:
         assert threads is not None, "PreparedRun sets it"
         self._threads = threads
         self.meter = Meter(remote_fleet(fleet_for(host, self.config.run, prepared.workers)))
-        self.fleet: Fleet = Guard(self._disturbed(self.meter))
+        fleet: Fleet = self.meter
+        chances = self.config.run.unreliable
+        if chances != Chances():
+            plan = by_chance(prepared.key.at("unreliable"), **asdict(chances))
+            fleet = Unreliable(fleet, plan)
+        self.fleet = Guard(fleet)
         self.server: Tree = self.method.init(prepared.key.at("init"))
         self.round, self.best_round = 0, 0
         self.baselines: dict[str, Score] = {}  # on the test; set by `result`
@@ -184,8 +189,7 @@ class Experiment:
             "test": found.to_json(),
             "rounds": self.round,
             "round": self.best_round,
-            "chosen_by": self._chosen_by,
-            **self._tested,
+            **self._protocol(),
             "bytes_down": self.meter.total("train", "down"),
             "bytes_up": self.meter.total("train", "up"),
             "ledger": traffic,
@@ -203,24 +207,22 @@ class Experiment:
         with arithmetic(self._threads):
             return raw_baselines(self.prepared.dataset, episodic_test)
 
-    @property
-    def _tested(self) -> dict[str, Any]:
-        """Facts on the test for result.json; tests on clients' own classes have no shot."""
-        own, episodic_test = self.prepared.own_tests, self.prepared.test
-        ways = [len(episodic_test.classes(u)) for u in range(len(episodic_test))]
-        shot = None if own else self.config.test.shot
+    def _protocol(self) -> dict[str, Any]:
+        """Return how the run is tested; tests on clients' own classes have no shot."""
+        own, test = self.prepared.own_tests, self.prepared.test
+        validated = any(record["validation"] for record in self.recorder.records())
+        by = "test classes" if self._validation is test else "validation"
         return {
+            "chosen_by": by if validated and self._chooses else "last round",
             "own": own,
             "split": "classes" if self.config.split.users is None else "users",
-            "shape": {"way": [min(ways), max(ways)], "shot": shot},
+            "shape": {"way": list(test.ways), "shot": None if own else self.config.test.shot},
         }
 
     @property
-    def _chosen_by(self) -> str:
-        validated = any(record["validation"] for record in self.recorder.records())
-        if self.config.run.choose == "last" or self._validation is None or not validated:
-            return "last round"
-        return "test classes" if self._validation is self.prepared.test else "validation"
+    def _chooses(self) -> bool:
+        """Whether validation chooses the round."""
+        return self._validation is not None and self.config.run.choose != "last"
 
     @property
     def _validation(self) -> EpisodicTest | None:
@@ -252,9 +254,8 @@ class Experiment:
 
     def evaluate_untrained(self, episodic_test: EpisodicTest) -> Score:
         """Evaluate the method's initial state on a test, as a baseline."""
-        return self.evaluate_state(
-            episodic_test, self.method.init(self.prepared.key.at("init")), -1
-        )
+        first = self.method.init(self.prepared.key.at("init"))
+        return self.evaluate_state(episodic_test, first, -1)
 
     def evaluate_state(self, episodic_test: EpisodicTest, server: Tree, round: int) -> Score:
         """Evaluate a server's state as the state after a round, without counting bytes."""
@@ -264,24 +265,14 @@ class Experiment:
         self, episodic_test: EpisodicTest, server: Tree, round: int
     ) -> tuple[Score, list[dict[str, Any]]]:
         """Return a server state's score, and the bytes of this evaluation as in ledger.json."""
-        ledger = self.meter.to_json()
+        ledger, clients = self.meter.to_json(), self._clients(round, "evaluate")
         self.meter.load_json([])
         try:
             with arithmetic(self._threads):
-                found = self._evaluate(
-                    episodic_test, server, round, self._clients(round, "evaluate")
-                )
+                found = self._evaluate(episodic_test, server, round, clients)
             return found, self.meter.to_json()
         finally:
             self.meter.load_json(ledger)
-
-    def _disturbed(self, fleet: Fleet) -> Fleet:
-        chances = self.config.run.unreliable
-        if chances == Chances():
-            return fleet
-        key = self.prepared.key.at("unreliable")
-        plan = by_chance(key, drop=chances.drop, delay=chances.delay, corrupt=chances.corrupt)
-        return Unreliable(fleet, plan)
 
     def _one_round(self) -> Record:
         clients = self._clients(self.round, "train")
@@ -308,8 +299,7 @@ class Experiment:
         last = round == run.rounds
         due = round % run.checkpoint_every == 0 or last or round == 0
         validation, faults = None, record.faults
-        choosing = episodic_test is not None and run.choose != "last"
-        if due and not choosing:
+        if due and not self._chooses:
             self.best_round = round
         if episodic_test is not None and (round % run.validate_every == 0 or last):
             clients = self._clients(round, "evaluate")
@@ -320,10 +310,9 @@ class Experiment:
                     raise
             faults += _faults(clients)
             result = ValidationResult.of(validation) if validation else None
-            if choosing and (result.beats(self._best) if result else self._best is None):
+            if self._chooses and (result.beats(self._best) if result else self._best is None):
                 self.best_round, self._best = round, result
-        now, before = time.monotonic(), self._last_end
-        self._last_end = now
+        before, self._last_end = self._last_end, time.monotonic()
         done = replace(
             record,
             faults=faults,
@@ -332,7 +321,7 @@ class Experiment:
             bytes_down=self.meter.total("train", "down"),
             bytes_up=self.meter.total("train", "up"),
             seconds=seconds,
-            elapsed=None if before is None else now - before,
+            elapsed=None if before is None else self._last_end - before,
             ended=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         if self._lock is not None:
@@ -360,17 +349,13 @@ class Experiment:
         self.recorder.rewind(last)
         self._best = self._best_so_far() if self._started else None
         if last < self.config.run.rounds:  # else there is nothing to train
-            self.recorder.note_environment(last, self._environment, self._changed_settings())
-
-    def _changed_settings(self) -> str | None:
-        """Describe the settings that changed since the last checkpoint; None if none did.
-
-        The fleet is left out, because changes of the environment include it.
-        """
-        if not self._started:
-            return None
-        before = self.checkpoints.notes(self.round)["config"]
-        return difference(before, self.config.settings, except_for=["run.fleet"], diagnostics=True)
+            changed = None
+            if self._started:  # the environment has changes of the fleet
+                before = self.checkpoints.notes(self.round)["config"]
+                changed = difference(
+                    before, self.config.settings, except_for=["run.fleet"], diagnostics=True
+                )
+            self.recorder.note_environment(last, self._environment, changed)
 
     @property
     def _environment(self) -> dict[str, Any]:
@@ -379,20 +364,17 @@ class Experiment:
         return mine | own.noted(self.config.settings["method"]["name"])
 
     def _best_so_far(self) -> ValidationResult | None:
-        """Return the validation result of the chosen round.
+        """Return the validation result of the chosen round, if validation chooses the round.
 
-        None if that round was not validated, if validation does not choose the round, or if an old
-        record does not say which episodes were predicted.
+        None if that round was not validated, or if an old record does not say which episodes were
+        predicted.
         """
-        if self._validation is None or self.config.run.choose == "last":
-            return None
         every = {r["round"]: r["validation"] for r in self.recorder.records() if r["validation"]}
-        best = every.get(self.best_round)
+        best = every.get(self.best_round) if self._chooses else None
         if best is None or "per_episode" not in best:
             return None
-        if "missing" not in best and best.get("unanswered", 1):
-            return None
-        return ValidationResult.from_json(best)
+        unknown = "missing" not in best and best.get("unanswered", 1)
+        return None if unknown else ValidationResult.from_json(best)
 
     def _save(self) -> None:
         held = self.checkpoints.rounds()
@@ -510,12 +492,16 @@ def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
     return Sequential(host)
 
 
-def check_belongs(folder: Path, notes: dict[str, Any], config: Config) -> None:
+def check_belongs(
+    folder: Path, notes: dict[str, Any], config: Config, *, any_device: bool = False
+) -> None:
     """Raise CheckpointError unless a checkpoint belongs to a run with this configuration.
 
-    It is also raised if the meaning of a prepared has changed since the run started.
+    It is also raised if the meaning of a setting has changed since the run started. With
+    `any_device`, `run.device` may differ.
     """
-    changed = difference(notes["config"], config.settings, except_for=MAY_CHANGE)
+    may_differ = (*MAY_CHANGE, "run.device") if any_device else MAY_CHANGE
+    changed = difference(notes["config"], config.settings, except_for=may_differ)
     if changed:
         may = sorted({*MAY_CHANGE, *is_diagnostic(config.settings)})
         raise CheckpointError(

@@ -89,7 +89,11 @@ class FederatedDataset:
     @property
     def base_classes(self) -> tuple[int, ...]:
         """The numbers of the training classes."""
-        return tuple(np.unique(self.dataset.y[self.rows.base]).tolist())
+        return self.classes_of(self.rows.base)
+
+    def classes_of(self, rows: Ints) -> tuple[int, ...]:
+        """Return the numbers of the classes of rows, sorted."""
+        return tuple(np.unique(self.dataset.y[rows]).tolist())
 
     @cached_property
     def partition_digest(self) -> str:
@@ -220,7 +224,8 @@ class PreparedRun(FederatedDataset):
             raise ConfigError(
                 f"run.fleet is 'vectorised', and {traits.unstackable}, or run.fleet to 'threads'."
             )
-        if self._asks_for_novel() and traits.base_classes_only:
+        tested = np.concatenate([self.rows.validation, self.rows.novel])
+        if traits.base_classes_only and not set(self.classes_of(tested)) <= {*self.base_classes}:
             labels = " with episode.labels 'global'" if config.episode.labels == "global" else ""
             raise ConfigError(
                 f"method {config.settings['method']['name']!r}{labels} can predict only classes "
@@ -228,7 +233,7 @@ class PreparedRun(FederatedDataset):
                 "in split.base, and set partition.name to 'pathological' or 'clusters'; or split "
                 "users instead of classes by split.users, who have no class of their own."
             )
-        self._check_way("episode.way", config.episode.max_way, traits.max_way)
+        _check_way("episode.way", config.episode.max_way, traits.max_way)
         if config.episode.labels == "global":
             self._check_global_labels()
         self._check_clients()
@@ -239,8 +244,7 @@ class PreparedRun(FederatedDataset):
             if self.client_split.validation is not None:
                 self.validation = self._own_class_test("validation", self.client_split.validation)
             return
-        self._check_test_way("test.way", config.test.spec.max_way)
-        self.method.check_group(config.test.group)
+        self._check_test("test.way", config.test)
         if len(self.rows.validation):
             self.validation = self._test("validation")
         self.test = self._test("novel")
@@ -248,13 +252,6 @@ class PreparedRun(FederatedDataset):
     def notices(self) -> list[str]:
         """Return messages for the user before round 1, with warnings of the method."""
         return [*super().notices(), *self.method.traits.warnings]
-
-    def _asks_for_novel(self) -> bool:
-        """Return whether the tests have classes that no client trains on."""
-        if self.own_tests or self.config.split.users is None:
-            return not self.own_tests
-        asked = np.concatenate([self.rows.validation, self.rows.novel])
-        return not set(self.dataset.y[asked].tolist()) <= set(self.base_classes)
 
     def episodic_test(self, options: TestOptions) -> EpisodicTest:
         """Return a test on the novel rows with these options."""
@@ -265,14 +262,12 @@ class PreparedRun(FederatedDataset):
                     "fixes: the test cannot have another shape or seed. Omit the options."
                 )
             return self.test
-        self._check_test_way("way", options.spec.max_way)
-        self.method.check_group(options.group)
+        self._check_test("way", options)
         return self._novel_class_test(options)
 
     def _novel_class_test(self, options: TestOptions) -> EpisodicTest:
-        key = Key(options.seed).at("exam", "novel")
         if options.pool == "shared":
-            return self._drawn(self.rows.novel, options, options.episodes, key)
+            return self._drawn("novel", options, options.episodes)
         spec = self._shape(options)
         held = self.config.partition.assign(
             self.dataset, self.rows.novel, Key(options.seed).at("partition", "novel"), spec
@@ -291,23 +286,25 @@ class PreparedRun(FederatedDataset):
                 f"own test: {_first(lacking)}. Lower test.way, test.shot or test.query, use fewer "
                 "clients, or set test.pool to 'shared'."
             )
-        pools = [held[c] for c in self.clients]
-        return EpisodicTest(self.dataset, Tasks.draw_round_robin(
-            self.dataset, pools, spec, options.episodes, key))  # fmt: skip
+        pools, key = [held[c] for c in self.clients], Key(options.seed).at("exam", "novel")
+        tasks = Tasks.draw_round_robin(self.dataset, pools, spec, options.episodes, key)
+        return EpisodicTest(self.dataset, tasks)
 
     def _test(self, part: Literal["validation", "novel"]) -> EpisodicTest:
         options = self.config.test
         try:
             if part == "novel":
                 return self._novel_class_test(options)
-            key = Key(options.seed).at("exam", part)
-            return self._drawn(self.rows.validation, options, options.validation_episodes, key)
+            return self._drawn(part, options, options.validation_episodes)
         except DataError as error:
             raise DataError(f"the {part} classes cannot fill the test: {error}") from None
 
-    def _drawn(self, rows: Ints, options: TestOptions, episodes: int, key: Key) -> EpisodicTest:
-        classes = np.unique(self.dataset.y[rows]).tolist()
-        spec = self._shape(options)
+    def _drawn(
+        self, part: Literal["validation", "novel"], options: TestOptions, episodes: int
+    ) -> EpisodicTest:
+        rows: Ints = getattr(self.rows, part)
+        classes, spec = self.classes_of(rows), self._shape(options)
+        key = Key(options.seed).at("exam", part)
         return EpisodicTest.draw(self.dataset, classes, spec, episodes, key, rows, options.group)
 
     def _shape(self, options: TestOptions) -> EpisodeSpec:
@@ -319,19 +316,14 @@ class PreparedRun(FederatedDataset):
         episodic_test = EpisodicTest.own(
             self.dataset, self.client_split.train, held, self.clients, key
         )
-        self._check_test_way("the most classes of a client", episodic_test.widest)
+        widest = episodic_test.ways[1]
+        _check_way("the most classes of a client", widest, self.method.traits.max_test_way)
         return episodic_test
 
-    def _check_test_way(self, option: str, way: int) -> None:
-        """Raise ConfigError if a head is used at test and has fewer outputs than the test's way."""
-        self._check_way(option, way, self.method.traits.max_test_way)
-
-    def _check_way(self, option: str, way: int, widest: int | None) -> None:
-        if widest is not None and way > widest:
-            raise ConfigError(
-                f"{option} is {way}; model.head.way is {widest}, the number of classes that the "
-                f"head can predict. Set model.head.way to {way}."
-            )
+    def _check_test(self, option: str, test: TestOptions) -> None:
+        """Raise ConfigError if the method cannot have such a test; `option` names its way."""
+        _check_way(option, test.spec.max_way, self.method.traits.max_test_way)
+        self.method.check_group(test.group)
 
     def _check_global_labels(self) -> None:
         """Raise ConfigError unless the method has an output for each base class."""
@@ -370,6 +362,15 @@ class PreparedRun(FederatedDataset):
                 f"episode to {n} clients, and those of clients outside the cohort would be lost. "
                 f"Set partition.clients to {run.cohort}, or omit run.cohort."
             )
+
+
+def _check_way(option: str, way: int, widest: int | None) -> None:
+    """Raise ConfigError if the head has fewer outputs than a way, which `option` names."""
+    if widest is not None and way > widest:
+        raise ConfigError(
+            f"{option} is {way}; model.head.way is {widest}, the number of classes that the "
+            f"head can predict. Set model.head.way to {way}."
+        )
 
 
 def threads_for(flops: int, asked: int | None) -> int:

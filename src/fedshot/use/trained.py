@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshot.config.load import Config
 from fedshot.core import tree
 from fedshot.core.errors import CheckpointError, ConfigError, DataError, as_path
 from fedshot.core.machine import arithmetic
@@ -31,9 +30,8 @@ from fedshot.protocol.clients import Clients
 from fedshot.protocol.method import Prediction
 from fedshot.runs import run_folder
 from fedshot.runs.dataset_info import DatasetInfo
-from fedshot.runs.experiment import fleet_for
+from fedshot.runs.experiment import check_belongs, fleet_for
 from fedshot.runs.prepare import FederatedDataset, threads_for, workers_for
-from fedshot.runs.relocate import check_here, on_this_machine
 
 _BEFORE = 0  # the round before training
 
@@ -53,7 +51,7 @@ class TrainedRun:
 
     def __init__(self, folder: Path | str, data_dir: str | None = None) -> None:
         self.folder, self._data_dir = as_path("folder", folder), data_dir
-        self.config = Config.of(on_this_machine(run_folder.written(self.folder)))
+        self.config = run_folder.configuration(self.folder, any_device=True)
         self.checkpoints = run_folder.checkpoints(self.folder)
         rounds = self.checkpoints.rounds()
         if not rounds:
@@ -64,7 +62,7 @@ class TrainedRun:
         self.trained_rounds: int = rounds[-1]
         self.round: int = last["best"][0]
         self.dataset_info = self._info(last["dataset"])
-        check_here(self.folder, last, self.config)
+        check_belongs(self.folder, last, self.config, any_device=True)
         model = self.config.model.of(self.dataset_info.shape, self.dataset_info.table)
         spec = self.config.episode
         flops = step_flops(model, spec.max_way * (spec.shot + spec.query))
