@@ -32,6 +32,7 @@ from fedshot.nn.heads import LinearHead
 from fedshot.nn.models.backbones import MLP, Conv4
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
+from fedshot.use.query_episodes import QueryEpisodes
 
 POLICIES = ("running", "support", "transductive")
 SEED = Key(0).tensor()
