@@ -72,14 +72,14 @@ def measure(name: str, data_dir: str) -> dict[str, Any]:
     from fedshot.runs.prepare import PreparedRun
 
     start = time.perf_counter()
-    setting = PreparedRun(Config.of(settings(name)), data_dir)
+    prepared = PreparedRun(Config.of(settings(name)), data_dir)
     loading = time.perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:
-        records = list(Experiment(setting, Path(folder) / "run").run())
+        records = list(Experiment(prepared, Path(folder) / "run").run())
     return {
         "set": name,
-        "examples": len(setting.dataset),
-        "clients": len(setting.clients),
+        "examples": len(prepared.dataset),
+        "clients": len(prepared.clients),
         "setting s": round(loading, 2),
         "round s": round(records[-1].seconds, 2),
         "peak MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,

@@ -64,14 +64,14 @@ def cpu(pid: int) -> float:
 
 def measure(name: str, rounds: int) -> None:
     chosen = {**SETTINGS, "method": METHODS[name], "run": {**SETTINGS["run"], "rounds": rounds}}
-    setting = PreparedRun(Config.of(chosen))
+    prepared = PreparedRun(Config.of(chosen))
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        local.prepare(folder, setting, NODES)
+        local.prepare(folder, prepared, NODES)
         with (
             local.federation(folder, NODES, lambda _: None) as (server_folder, children),
             flower_runs.open_experiment(
-                setting, folder / "run",
+                prepared, folder / "run",
                 flower_runs.Deployment.new(str(server_folder.folder), 0, 60.0), server_folder,
                 lambda _: None, wait=120.0,
             ) as experiment,

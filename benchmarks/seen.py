@@ -22,17 +22,20 @@ from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.run_folder import configuration
 
 
-def halves(setting: PreparedRun) -> dict[str, EpisodicTest]:
+def halves(prepared: PreparedRun) -> dict[str, EpisodicTest]:
     """Return the tests of images that another client trains on, and of those that nobody does."""
-    deal = setting.deal
-    assert deal.test is not None, "clients are tested on their own classes"
-    trained = Counter(row for rows in deal.train for row in rows.tolist())
+    client_split = prepared.client_split
+    assert client_split.test is not None, "clients are tested on their own classes"
+    trained = Counter(row for rows in client_split.train for row in rows.tolist())
     server_tests = {}
     for name, seen in (("trained on by others", True), ("by nobody", False)):
         # What a client trains on itself is in no test of its own.
-        kept = [np.array([r for r in rows if (trained[int(r)] > 0) == seen]) for rows in deal.test]
+        kept = [
+            np.array([r for r in rows if (trained[int(r)] > 0) == seen])
+            for rows in client_split.test
+        ]
         server_tests[name] = EpisodicTest.own(
-            setting.dataset, deal.train, Partition.of(kept), setting.clients, Key(0)
+            prepared.dataset, client_split.train, Partition.of(kept), prepared.clients, Key(0)
         )
     return server_tests
 
@@ -42,7 +45,8 @@ def main(data_dir: str, *folders: str) -> None:
     for folder in map(Path, folders):
         run = Experiment(PreparedRun(configuration(folder), data_dir), folder)
         found = {
-            name: run.answer(episodic_test) for name, episodic_test in halves(run.setting).items()
+            name: run.evaluate(episodic_test)
+            for name, episodic_test in halves(run.prepared).items()
         }
         told = ", ".join(
             f"{name} {100 * s.accuracy:.2f} ± {100 * s.interval:.2f}" for name, s in found.items()

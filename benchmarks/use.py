@@ -37,7 +37,7 @@ def seconds(work: Callable[[], object], turns: int) -> float:
 def main(run: Path) -> None:
     begun = time.perf_counter()
     classifier = FewShotClassifier.from_run(run)
-    shape = TrainedRun(run).facts.shape
+    shape = TrainedRun(run).dataset_info.shape
     draw = np.random.default_rng(0)
 
     def noise(n: int) -> np.ndarray:

@@ -61,7 +61,7 @@ def train(label: str, seed: int, folder: Path) -> Experiment:
             continue
         print(f"{label}, seed {seed}: round {record.round} of {LOOK[-1]}", file=sys.stderr)
         if seed == SEEDS[0]:
-            found = experiment.answer(experiment.setting.test)
+            found = experiment.evaluate(experiment.prepared.test)
             point = [record.round, found.accuracy, found.interval]
             with (experiment.folder / "curve.jsonl").open("a") as file:
                 file.write(json.dumps(point) + "\n")
@@ -79,7 +79,7 @@ def curve(label: str, run: reports.Run) -> reports.Series:
 
 def baselines(experiment: Experiment) -> list[reports.ComparisonRow]:
     """Return what no training reaches: raw pixels, and the encoder before round 1."""
-    episodic_test = experiment.setting.test
+    episodic_test = experiment.prepared.test
     pixels = score(predict_at_server(pixel_logits, episodic_test.eval_episodes), episodic_test)
     untrained = experiment.evaluate_untrained(episodic_test)
     return [

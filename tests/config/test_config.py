@@ -320,7 +320,7 @@ def test_numbers_have_bounds(words: list[str], expected: str) -> None:
         (lambda: PreparedRun({}), "config is a dict; expected an object of type Config. Make one"),
         (
             lambda: Experiment({}, "runs/x"),
-            "setting is a dict; expected an object of type PreparedRun",
+            "prepared is a dict; expected an object of type PreparedRun",
         ),
         (lambda: load(3), "path is 3; expected a path as text"),
     ],

@@ -182,7 +182,7 @@ def test_what_an_earlier_try_left_is_not_taken_for_dealt(tmp_path: Path) -> None
     clients = clients_in(folder / "node-1" / "data")
     prepare(folder, second, 2)
     held = read_shards(folder / "node-1" / "data")
-    assert held.notes["deal"] == notes_of(second.dataset, second.deal.train)["deal"]
+    assert held.notes["deal"] == notes_of(second.dataset, second.client_split.train)["deal"]
     assert list(held.clients) == clients
     assert load_public_keys(folder / "server" / "nodes")["node-0"] == first_key
     (folder / "node-1" / "data").rename(folder / "node-1" / "data.partial")

@@ -133,7 +133,7 @@ def test_a_node_takes_packed_data_of_these_classes_and_no_others(tmp_path: Path)
     held = PreparedRun(
         config({"split": {"base": ["0-4"], "validation": ["5-6"], "novel": ["7-9"]}})
     )
-    write_shards(tmp_path / "d", held.dataset, held.deal.train, [0])
+    write_shards(tmp_path / "d", held.dataset, held.client_split.train, [0])
     with pytest.raises(ConfigError, match="another list of classes"):
         setup.check(read_shards(tmp_path / "d"))
 
@@ -145,7 +145,7 @@ def test_what_was_dealt_is_no_part_of_a_run_on_packed_data(tmp_path: Path) -> No
     np.savez(tmp_path / "whole.npz", x=held.x, y=held.y, class_names=np.array(ALL))
     data = {"data": {"name": "npz", "path": str(tmp_path / "whole.npz")}}
     whole = PreparedRun(config(data))
-    write_shards(tmp_path / "node", whole.dataset, whole.deal.train, [0])
+    write_shards(tmp_path / "node", whole.dataset, whole.client_split.train, [0])
     with pytest.raises(ConfigError, match=r"another (dataset|client split) than the server's"):
         setup.check(read_shards(tmp_path / "node"))
 

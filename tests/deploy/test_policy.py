@@ -28,12 +28,12 @@ METHOD = {"method": {"name": "fedavg_probe", "local_steps": 2, "batch": 4}}
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A setting, the holdings of a node with two of its clients, and a message with work."""
-    setting, folder = PreparedRun(Config.of({**SMALL, **METHOD})), tmp_path_factory.mktemp("data")
-    write_shards(folder, setting.dataset, setting.deal.train, [0, 1])
-    server = setting.method.init(Key(0))
+    """A prepared, the holdings of a node with two of its clients, and a message with work."""
+    prepared, folder = PreparedRun(Config.of({**SMALL, **METHOD})), tmp_path_factory.mktemp("data")
+    write_shards(folder, prepared.dataset, prepared.client_split.train, [0, 1])
+    server = prepared.method.init(Key(0))
     wire_message = WireMessage({
-        "setup": Setup.of("0" * 32, setting).to_json(), "life": 1, "base": [-1, ""], "orders": [],
+        "setup": Setup.of("0" * 32, prepared).to_json(), "life": 1, "base": [-1, ""], "orders": [],
         "work": {"name": "classify", "phase": "train", "version": [1, 0], "as_of": None, "key": [0],
                  "clients": [0, 1]},
     })  # fmt: skip

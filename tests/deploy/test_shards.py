@@ -137,7 +137,7 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
     assert bool(whole.left_out) == ("infeasible_clients" in change.get("run", {}))
     assert part.method == whole.method
     assert part.config.settings == whole.config.settings
-    assert part.notes == notes_of(whole.dataset, whole.deal.train)
+    assert part.notes == notes_of(whole.dataset, whole.client_split.train)
     assert Experiment(part, tmp_path / "run")._tested == Experiment(whole, tmp_path)._tested
     for mine, theirs in ((part.test, whole.test), (part.validation, whole.validation)):
         assert mine is not None

@@ -40,7 +40,7 @@ def setting(*changes: dict[str, Any]) -> PreparedRun:
 
 def test_a_question_holds_a_clients_training_images_and_asks_for_its_tests() -> None:
     made = setting()
-    episodic_test, deal, y = made.test, made.deal, made.dataset.y
+    episodic_test, deal, y = made.test, made.client_split, made.dataset.y
     assert deal.test is not None
     assert episodic_test.owners == tuple(made.clients)
     assert len(episodic_test) == 6
@@ -68,9 +68,11 @@ def test_all_seeds_and_methods_sit_one_exam_and_another_test_seed_another() -> N
     for changes in ({"seed": 5}, {"method": {"name": "pfedfsl", "m": 1}}, {"run": {"cohort": 2}}):
         other = setting(changes)
         assert other.test.digest == one.test.digest
-        assert np.array_equal(other.deal.train.indices, one.deal.train.indices)
+        assert np.array_equal(other.client_split.train.indices, one.client_split.train.indices)
     assert setting({"test": {"seed": 1}}).test.digest != one.test.digest
-    fewer = EpisodicTest.own(one.dataset, one.deal.train, one.deal.test, one.clients[:5], Key(0))  # type: ignore[arg-type]
+    fewer = EpisodicTest.own(
+        one.dataset, one.client_split.train, one.client_split.test, one.clients[:5], Key(0)
+    )  # type: ignore[arg-type]
     assert fewer.digest != one.test.digest
 
 
@@ -129,10 +131,10 @@ def test_validation_images_come_on_top_and_none_is_dealt_twice(partitioner: Any)
 def test_the_round_is_chosen_on_validation_images_and_else_the_last(tmp_path: Path) -> None:
     last = finished(tmp_path / "last", OWN)
     last.result()
-    assert last.setting.validation is None
+    assert last.prepared.validation is None
     assert last.best_round == 3
     assert "no images are set aside for validation: the last round is tested" in (
-        last.setting.notices()
+        last.prepared.notices()
     )
     chosen = finished(
         tmp_path / "chosen", OWN, {"partition": {"validation": 1}, "run": {"validate_every": 1}}
@@ -140,8 +142,8 @@ def test_the_round_is_chosen_on_validation_images_and_else_the_last(tmp_path: Pa
     marks = {r["round"]: r["validation"]["accuracy"] for r in chosen.recorder.records()}
     assert len(marks) == 4
     assert marks[chosen.best_round] == max(marks.values())
-    assert chosen.setting.validation is not None
-    assert chosen.setting.validation.digest != chosen.setting.test.digest
+    assert chosen.prepared.validation is not None
+    assert chosen.prepared.validation.digest != chosen.prepared.test.digest
 
 
 @pytest.mark.parametrize(
@@ -155,13 +157,15 @@ def test_methods_of_new_classes_sit_the_same_exam(name: str, tmp_path: Path) -> 
     })  # fmt: skip
     found = run.result()
     assert found.tasks == setting().test.digest
-    assert sorted(found.clients) == run.setting.clients
+    assert sorted(found.clients) == run.prepared.clients
     assert found.unanswered == 0
     answers = run.method.evaluate(
-        run.server, run._clients(1, "evaluate"), run.setting.test.eval_episodes, Key(0)
+        run.server, run._clients(1, "evaluate"), run.prepared.test.eval_episodes, Key(0)
     )
     if name == "fsl_local":  # each by its owner, not in turns
-        assert [(a.eval_episode, a.client) for a in answers] == list(enumerate(run.setting.clients))
+        assert [(a.eval_episode, a.client) for a in answers] == list(
+            enumerate(run.prepared.clients)
+        )
 
 
 @pytest.mark.parametrize("name", ["fedavg", *slow("ditto")])
@@ -182,7 +186,7 @@ def test_held_out_users_are_asked_for_base_classes_without_a_look_at_the_support
         "method": {"name": name, "local_steps": 5, "optimizer": {"name": "adam", "lr": 0.01}},
         "run": {"rounds": 10},
     })  # fmt: skip
-    eval_episodes = run.setting.test.eval_episodes
+    eval_episodes = run.prepared.test.eval_episodes
     assert eval_episodes[0].classes.tolist() != eval_episodes[1].classes.tolist()
     blind = [q._replace(support_x=torch.zeros_like(q.support_x)) for q in eval_episodes]
     seen, unseen = (
@@ -280,10 +284,10 @@ def test_clients_of_two_and_of_four_classes_train_on_all_of_them(
         finished(tmp_path / fleet, OWN, change, {"run": {"fleet": fleet, "rounds": 2}})
         for fleet in ("sequential", "vectorised")
     )
-    held = {len(q.classes) for q in alone.setting.test.eval_episodes}
+    held = {len(q.classes) for q in alone.prepared.test.eval_episodes}
     assert held >= {2, 4}
     found = [
-        run.evaluate_chosen(run.setting.test, run.server, 2).per_episode for run in (alone, stacked)
+        run.evaluate_state(run.prepared.test, run.server, 2).per_episode for run in (alone, stacked)
     ]
     assert found[0] == found[1]
 
@@ -307,7 +311,7 @@ def test_with_global_labels_fleets_say_the_same(method: str, tmp_path: Path) -> 
         for fleet in ("sequential", "vectorised")
     )
     found = [
-        run.evaluate_chosen(run.setting.test, run.server, 2).per_episode for run in (alone, stacked)
+        run.evaluate_state(run.prepared.test, run.server, 2).per_episode for run in (alone, stacked)
     ]
     assert found[0] == found[1]
 
@@ -318,8 +322,8 @@ def test_global_labels_move_no_output_of_another_class(method: str, tmp_path: Pa
     change = GLOBAL | {"method": {"name": method, "local_steps": 2}}
     two = {"partition": {"name": "pathological", "clients": 2, "way": 3, "shot": 4}}
     run = finished(tmp_path / "run", OWN, change, two, {"run": {"rounds": 2, "cohort": 2}})
-    made = run.setting
-    held = set(made.dataset.y[made.deal.train.indices].tolist())
+    made = run.prepared
+    held = set(made.dataset.y[made.client_split.train.indices].tolist())
     start = made.method.init(made.key.at("init")).w["head"]
     moved = (run.server.w["head"]["weight"] - start["weight"]).abs().sum(1) > 0
     assert 2 <= len(held) < 10
@@ -338,9 +342,9 @@ def test_global_labels_of_clients_with_all_classes_are_fixed_ones(tmp_path: Path
         finished(tmp_path / labels, OWN, change, {"episode": {**shape, "labels": labels}})
         for labels in ("fixed", "global")
     )
-    assert {len(q.classes) for q in one.setting.test.eval_episodes} == {10}
+    assert {len(q.classes) for q in one.prepared.test.eval_episodes} == {10}
     found = [
-        run.evaluate_chosen(run.setting.test, run.server, 2).per_episode for run in (one, other)
+        run.evaluate_state(run.prepared.test, run.server, 2).per_episode for run in (one, other)
     ]
     assert found[0] == found[1]
 

@@ -17,6 +17,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
+from fedshot.learners.feature_cache import worth_caching
 from fedshot.learners.learner import EvalEpisode
 from fedshot.learners.maml import InnerLoop, Maml
 from fedshot.learners.proto import Proto
@@ -31,6 +32,7 @@ from fedshot.nn.heads import LinearHead
 from fedshot.nn.models.backbones import MLP, Conv4
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
+from fedshot.use.query_episodes import QueryEpisodes
 
 POLICIES = ("running", "support", "transductive")
 SEED = Key(0).tensor()
@@ -655,3 +657,11 @@ def test_heads_that_adapt_alone_look_at_a_test_s_support_once(
 def test_a_word_the_inner_loop_does_not_know_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong.values()))):
         InnerLoop(**wrong)
+
+
+def test_a_support_set_shared_by_blocks_of_queries_is_embedded_once() -> None:
+    x = torch.zeros((1000, 4, 4, 1), dtype=torch.uint8)
+    episodes = QueryEpisodes(x[:6], torch.arange(6) % 2, x, torch.arange(2))
+    assert worth_caching(episodes)
+    assert (len(episodes), episodes.distinct) == (4, 1006)
+    assert len(episodes.episode_index(3).query) == len(episodes[3].query_x) == 1000 - 3 * 256

@@ -57,7 +57,7 @@ def test_training_pays_in_the_first_run(tmp_path: Path, monkeypatch: pytest.Monk
     experiment = Experiment(
         PreparedRun(Config.of(load(Path("runs/first/config.yaml")))), Path("again")
     )
-    episodic_test = experiment.setting.test
+    episodic_test = experiment.prepared.test
     pixels = score(predict_at_server(pixel_logits, episodic_test.eval_episodes), episodic_test)
     trained = json.loads(Path("runs/first/result.json").read_text(encoding="utf-8"))["test"]
     for floor in (pixels, experiment.evaluate_untrained(episodic_test)):

@@ -51,7 +51,7 @@ def test_a_round_changes_the_server_and_the_test_is_answered(name, tmp_path):
         if not (data_dir / folder).is_dir():
             pytest.skip(f"needs {folder} below $FEDSHOT_DATA")
     experiment = Experiment(PreparedRun(Config.of(settings), str(data_dir)), tmp_path / "run")
-    assert len(experiment.setting.clients) == 2
+    assert len(experiment.prepared.clients) == 2
     before = experiment.server
     _, record = list(experiment.run())
     leaves = list(zip(tree.leaves(before), tree.leaves(experiment.server), strict=True))

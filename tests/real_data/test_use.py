@@ -39,7 +39,7 @@ def test_score_is_the_runs_own_test_accuracy(name: str, method: str, tmp_path: P
     })  # fmt: skip
     run = Experiment(PreparedRun(config, str(folder)), tmp_path / "run")
     list(run.run())
-    accuracy, episodic_test = run.result().accuracy, run.setting.test
+    accuracy, episodic_test = run.result().accuracy, run.prepared.test
     assert 0.2 < accuracy < 1
     classifier = FewShotClassifier.from_run(tmp_path / "run")
     assert score_of(classifier, episodic_test, range(len(episodic_test))) == accuracy

@@ -41,19 +41,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
 
 
 def test_regions_and_points_are_those_of_the_method_s_answers(run: Experiment) -> None:
-    marks = run.answer(run.setting.test).per_episode
+    marks = run.evaluate(run.prepared.test).per_episode
     seen = plane(run, marks)["plane"]
     assert sorted(seen["classes"]) == ["5", "6", "7", "8", "9"]
     assert seen["accuracy"] == np.sort(marks)[2]
     u = next(u for u, mark in enumerate(marks) if mark == seen["accuracy"])
-    eval_episode, server = run.setting.test.eval_episodes[u], run.chosen()
+    eval_episode, server = run.prepared.test.eval_episodes[u], run.chosen()
     weight, bias = np.array(seen["weight"]), np.array(seen["bias"])
     logits = run.method.learner.answer(  # of the supports, asked as queries
         server.w, server.stats, eval_episode._replace(query_x=eval_episode.support_x)
     )
     drawn = np.concatenate([np.array(part) for part in seen["support"]])
     np.testing.assert_allclose(drawn @ weight.T + bias, logits.numpy(), atol=2e-3)
-    novel = run.setting.dataset.y[run.setting.rows.novel]
+    novel = run.prepared.dataset.y[run.prepared.rows.novel]
     counts = {name: len(part) for name, part in zip(seen["classes"], seen["points"], strict=True)}
     assert counts == {str(c): min(200, int((novel == c).sum())) for c in range(5, 10)}
 

@@ -34,13 +34,13 @@ OF_GROUPS: dict[str, Any] = {
     "change", [POOLED, OF_CLIENTS, OF_GROUPS], ids=["pooled", "clients", "groups"]
 )
 def test_the_floor_is_the_nearest_centroid_of_scikit_learn(change: dict[str, Any]) -> None:
-    setting = PreparedRun(Config.of(merged(SMALL | {"method": {}}, change)))
+    prepared = PreparedRun(Config.of(merged(SMALL | {"method": {}}, change)))
     right = []
-    for u, eval_episode in enumerate(setting.test.eval_episodes):
+    for u, eval_episode in enumerate(prepared.test.eval_episodes):
         one = NearestCentroid().fit(eval_episode.support_x.flatten(1), eval_episode.support_y)
         said = one.predict(eval_episode.query_x.flatten(1).numpy())
-        right.append(float(np.mean(said == setting.test.labels(u).numpy())))
-    found = pixels(setting, {})
+        right.append(float(np.mean(said == prepared.test.labels(u).numpy())))
+    found = pixels(prepared, {})
     assert found["accuracy"] == pytest.approx(np.mean(right), abs=1e-12)
     assert found["interval"] > 0
 

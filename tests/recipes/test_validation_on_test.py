@@ -81,8 +81,8 @@ def test_nothing_is_tuned_by_looks_at_the_test(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=TOLD):
         RecipeRunner(Request(made, tune=2, results=tmp_path, runs=tmp_path))
     assert RecipeRunner(Request(made, results=tmp_path, runs=tmp_path)).cells
-    setting = PreparedRun(Config.of(made.cells("small")[0].settings()))
+    prepared = PreparedRun(Config.of(made.cells("small")[0].settings()))
     with pytest.raises(ConfigError, match=TOLD):
-        cell_worker._tune(Experiment(setting, tmp_path / "run"), {})
+        cell_worker._tune(Experiment(prepared, tmp_path / "run"), {})
     assert not (tmp_path / "run").exists()
     assert tuning.cell_of(recipe(), "small", recipe().rows["proto"]).column.key == "one"

@@ -384,7 +384,7 @@ def test_unanswered_and_diverged_are_told_apart(capsys: pytest.CaptureFixture[st
                 method=FLProto,
                 best_round=4,
                 config=SimpleNamespace(settings={}),
-                setting=SimpleNamespace(own_tests=False),
+                prepared=SimpleNamespace(own_tests=False),
             ),
         ),
         {},

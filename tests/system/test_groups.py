@@ -87,8 +87,8 @@ def test_all_methods_of_a_table_sit_the_same_groups(tmp_path: Path) -> None:
         "fl_proto": {"local_steps": 1},
     }.items():
         made = experiment(tmp_path / name, GROUPS, {"method": {"name": name, **options}})
-        digests.add(made.setting.test.digest)
-        score = made.evaluate_untrained(made.setting.test)
+        digests.add(made.prepared.test.digest)
+        score = made.evaluate_untrained(made.prepared.test)
         assert score.episodes == 4
         assert not score.diverged
     assert len(digests) == 1

@@ -166,12 +166,12 @@ def test_the_best_round_on_the_test_is_told_to_be_no_honest_choice(tmp_path: Pat
     made = finished(tmp_path / "run", CHOOSING, WILD, PEEK)
     looks = [r["validation"] for r in made.recorder.records()]
     found = made.result()
-    assert {look["tasks"] for look in looks} == {found.tasks} == {made.setting.test.digest}
+    assert {look["tasks"] for look in looks} == {found.tasks} == {made.prepared.test.digest}
     assert found.accuracy == max(look["accuracy"] for look in looks)
     told = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (told["chosen_by"], told["not_honest"]) == ("test classes", TOLD[:1])
     assert ComparisonRow.of_runs("a", [Run.read(tmp_path / "run")]).note.startswith(TOLD[0])
-    assert TOLD[0] in made.setting.notices()
+    assert TOLD[0] in made.prepared.notices()
     assert Run.read(tmp_path / "run").differs(Run.read(finished_honestly(tmp_path)))
 
 
@@ -186,7 +186,7 @@ def finished_honestly(tmp_path: Path) -> Path:
 
 def test_scoring_the_first_client_alone_is_told(tmp_path: Path) -> None:
     made = finished(tmp_path / "run", CHOOSING, FIRST)
-    assert set(made.result().clients) == {made.setting.clients[0]}
+    assert set(made.result().clients) == {made.prepared.clients[0]}
     assert len(made.result().per_episode) == 20
     told = json.loads((tmp_path / "run" / "result.json").read_text())
     assert told["not_honest"] == TOLD[1:]

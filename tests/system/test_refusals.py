@@ -298,7 +298,7 @@ def test_a_run_goes_on_only_where_its_clients_hold_what_they_held(
     longer = {"partition": {"name": "dirichlet", "clients": 6}, "run": {"rounds": 2}}
     experiment(tmp_path / "dealt", longer)
     with monkeypatch.context() as patch:
-        patch.setattr("fedshot.runs.prepare.FederatedDataset.deal_digest", "another")
+        patch.setattr("fedshot.runs.prepare.FederatedDataset.partition_digest", "another")
         with pytest.raises(CheckpointError, match="started with another partition of its data"):
             experiment(tmp_path / "dealt", longer)
     notes = Checkpoints.notes  # of a time before they held the hash

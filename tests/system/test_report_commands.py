@@ -137,7 +137,7 @@ def test_the_raw_pixels_stand_beside_every_result(
 ) -> None:
     held = json.loads((runs["local"] / "result.json").read_text())["baselines"]["raw pixels"]
     experiment = made(tmp_path / "one", CHOOSING, PROTO)
-    test = experiment.setting.test
+    test = experiment.prepared.test
     assert (
         held["accuracy"]
         == score(predict_at_server(pixel_logits, test.eval_episodes), test).accuracy
@@ -300,7 +300,7 @@ def test_without_its_data_a_run_says_what_is_missing(tmp_path: Path) -> None:
     run = Experiment(PreparedRun(Config.of(merged(base, texts))), tmp_path / "texts")
     assert [record.round for record in run.run()] == [0, 1]
     run.result()
-    assert isinstance(holdings(run.setting), PartitionTable)
+    assert isinstance(holdings(run.prepared), PartitionTable)
     assert main(words("report", run.folder)) == 0
     page = (run.folder / "report.html").read_text(encoding="utf-8")
     assert "secret" not in page  # users are numbers

@@ -33,8 +33,8 @@ def test_a_run_can_be_tested_while_it_trains(tmp_path: Path) -> None:
     training = experiment(tmp_path / "watched", CHOOSING)
     for _ in training.run():
         watcher = experiment(tmp_path / "watched", CHOOSING)
-        score = watcher.answer(watcher.setting.test)
-        assert score == training.answer(training.setting.test)
+        score = watcher.evaluate(watcher.prepared.test)
+        assert score == training.evaluate(training.prepared.test)
     assert last_hash(tmp_path / "watched") == last_hash(tmp_path / "alone")
 
 
@@ -81,7 +81,7 @@ def test_lost_private_states_are_noticed(tmp_path: Path, harm: str) -> None:
         states[-1].write_bytes(states[0].read_bytes())
     with pytest.raises(CheckpointError, match=r"client 2|private states of round 4"):  # noqa: PT012
         again = experiment(tmp_path / "run", {"run": {"cohort": 6}})
-        again.answer(again.setting.test)
+        again.evaluate(again.prepared.test)
 
 
 def test_a_run_may_be_made_longer_and_more_tolerant(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_last_round_may_be_tested_instead_of_the_best(
 
 def test_fixed_labels_are_those_of_the_tests_too(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", {"episode": {"labels": "fixed"}})
-    for episodic_test in (made.setting.test, made.setting.episodic_test(made.config.test)):
+    for episodic_test in (made.prepared.test, made.prepared.episodic_test(made.config.test)):
         assert all(
             q.classes.tolist() == sorted(q.classes.tolist()) for q in episodic_test.eval_episodes
         )
@@ -118,10 +118,10 @@ def test_fixed_labels_are_those_of_the_tests_too(tmp_path: Path) -> None:
 
 def test_the_untrained_floor_is_that_of_round_0_whenever_it_is_asked_for(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run")
-    before = made.evaluate_untrained(made.setting.test)
+    before = made.evaluate_untrained(made.prepared.test)
     for _ in made.run():
         pass
-    assert made.evaluate_untrained(made.setting.test) == before != made.result()
+    assert made.evaluate_untrained(made.prepared.test) == before != made.result()
 
 
 def test_the_round_is_saved_as_often_as_asked(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_every_training_seed_sits_the_same_test(tmp_path: Path) -> None:
     drawn = {"split": {"random": [5, 0, 5]}}
     one = experiment(tmp_path / "one", drawn, {"seed": 1})
     two = experiment(tmp_path / "two", drawn, {"seed": 2})
-    assert one.setting.test.digest == two.setting.test.digest
+    assert one.prepared.test.digest == two.prepared.test.digest
 
 
 def test_a_method_is_handed_questions_without_labels(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_method_is_handed_questions_without_labels(tmp_path: Path) -> None:
 
     fields = {f.name: getattr(made.method, f.name) for f in dataclasses.fields(made.method)}
     made.method = Curious(**fields)
-    made.evaluate_untrained(made.setting.test)
+    made.evaluate_untrained(made.prepared.test)
     assert not hasattr(seen[0], "labels")
     assert not hasattr(seen[0][0], "query_y")
 
@@ -184,7 +184,7 @@ def test_a_look_that_no_client_answers_is_skipped_where_rounds_are(
     done = False
     every = {"run": {"validate_every": 1, "below_quorum": "skip"}}
     made = Experiment(
-        experiment(tmp_path / "none", CHOOSING, every).setting, tmp_path / "run", without
+        experiment(tmp_path / "none", CHOOSING, every).prepared, tmp_path / "run", without
     )
     records = list(made.run())
     assert [record.validation is None for record in records] == [r in away for r in range(5)]
@@ -194,7 +194,7 @@ def test_a_look_that_no_client_answers_is_skipped_where_rounds_are(
     made.result()
     told = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
     assert (told["round"], told["chosen_by"]) == (best, by)
-    stops = experiment(tmp_path / "none", CHOOSING, {"run": {"validate_every": 1}}).setting
+    stops = experiment(tmp_path / "none", CHOOSING, {"run": {"validate_every": 1}}).prepared
     done = False
     with pytest.raises(QuorumError, match="0 of 6 clients gave a usable reply"):
         list(Experiment(stops, tmp_path / "stops", without).run())
@@ -226,7 +226,7 @@ def test_a_lost_client_does_not_make_the_untrained_model_the_chosen_one(
 
         return Unreliable(fleet, plan)
 
-    setting = experiment(tmp_path / "none", CHOOSING, many).setting
+    setting = experiment(tmp_path / "none", CHOOSING, many).prepared
     made = Experiment(setting, tmp_path / "run", without)
     rounds = made.run()
     for _ in range(4):

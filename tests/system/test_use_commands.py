@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
 @pytest.fixture
 def folders(run: Experiment, tmp_path: Path) -> tuple[Path, Path]:
     """Return a folder of digits 8 and 9 to learn from, and one of twelve to answer."""
-    data = run.setting.dataset
+    data = run.prepared.dataset
     support, query = tmp_path / "support", tmp_path / "query"
     (query / "below").mkdir(parents=True)
     for c in (8, 9):
@@ -138,7 +138,7 @@ def test_none_of_these_needs_a_calibration_and_then_turns_away(
     err = capsys.readouterr().err
     assert "--none-of-these is 0.05, which needs a calibration. Run `fedshot calibrate" in err
     assert "leave calibrated on" not in err
-    data = run.setting.dataset
+    data = run.prepared.dataset
     for i, row in enumerate(data.images_of([0])[:20]):
         Image.fromarray(data.pixels[row][..., 0]).save(folders[1] / f"zero-{i}.png")
     words = ["calibrate", str(run.folder), "--shot", "5", "--episodes", "40"]

@@ -34,7 +34,7 @@ from .test_use_commands import PROTO, folders, predict, run  # noqa: F401  (fixt
 
 
 def digits(run: Experiment, shot: int = 2, classes: tuple[int, ...] = (8, 9)) -> Any:
-    data = run.setting.dataset
+    data = run.prepared.dataset
     rows = np.concatenate([data.images_of([c])[:shot] for c in classes])
     return data.pixels[rows], data.y[rows]
 
@@ -201,7 +201,7 @@ def test_the_threshold_accepts_about_the_share_asked_for_of_strangers(tmp_path: 
     made = finished(tmp_path / "run", PROTO, {"split": split}, few)
     found = measure(TrainedRun(made.folder), way=2, shot=5, episodes=200)
     store(made.folder, found)
-    data, random = made.setting.dataset, np.random.default_rng(0)
+    data, random = made.prepared.dataset, np.random.default_rng(0)
     classifier = FewShotClassifier.from_run(made.folder, accept_unknown=0.2)
     accepted, kept = [], []
     for u in range(45):
@@ -320,7 +320,7 @@ def test_transductive_answers_do_not_depend_on_blocks(
     if name == "transductive":
         changes["model"]["norm_policy"] = "transductive"  # type: ignore[assignment]
     made = finished(tmp_path / "run", PROTO, changes, {"run": {"rounds": 1}})
-    data = made.setting.dataset
+    data = made.prepared.dataset
     for c in (8, 9):
         (tmp_path / "support" / str(c)).mkdir(parents=True)
         (tmp_path / "query").mkdir(exist_ok=True)

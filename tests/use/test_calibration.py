@@ -241,7 +241,7 @@ def test_clients_that_are_tested_on_their_own_classes_leave_none_to_measure_on(
 
 def test_a_threshold_needs_a_measurement(tmp_path: Path) -> None:
     made = finished(tmp_path / "run", PROTO, {"test": {"way": 2}, "run": {"rounds": 1}})
-    data = made.setting.dataset
+    data = made.prepared.dataset
     rows = np.concatenate([data.images_of([c])[:1] for c in (8, 9)])
     classifier = FewShotClassifier.from_run(tmp_path / "run", accept_unknown=0.05)
     with pytest.raises(ConfigError, match=r"needs a calibration. Run `fedshot calibrate"):
@@ -264,7 +264,7 @@ def test_what_cannot_be_measured_is_told(folder: Path, tmp_path: Path) -> None:
 
 def test_a_measurement_of_another_round_or_a_damaged_one_is_not_used(tmp_path: Path) -> None:
     made = finished(tmp_path / "run", PROTO, {"test": {"way": 2}, "run": {"rounds": 1}})
-    data = made.setting.dataset
+    data = made.prepared.dataset
     rows = np.concatenate([data.images_of([c])[:1] for c in (8, 9)])
     store(tmp_path / "run", measure(TrainedRun(tmp_path / "run"), episodes=8))
     path = tmp_path / "run" / FILE

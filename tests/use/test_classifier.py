@@ -16,7 +16,7 @@ from sklearn.exceptions import NotFittedError
 from covering import slow
 from fedshot.core.errors import CheckpointError, ConfigError, DataError, InputError
 from fedshot.evaluation.episodic_test import EpisodicTest
-from fedshot.runs.dataset_info import FILE, Facts
+from fedshot.runs.dataset_info import FILE, DatasetInfo
 from fedshot.runs.experiment import Experiment
 from fedshot.use.classifier import FewShotClassifier
 from system.runs import CHOOSING, OWN, finished
@@ -48,7 +48,7 @@ def fitted(run: Experiment) -> FewShotClassifier:
 
 def examples(run: Experiment, shot: int = 2) -> tuple[np.ndarray[Any, Any], list[str]]:
     """Return images of the digits 7 to 9, some of each, and their names."""
-    data = run.setting.dataset
+    data = run.prepared.dataset
     rows = np.concatenate([data.images_of([c])[:shot] for c in (7, 8, 9)])
     return data.pixels[rows], [data.class_names[c] for c in data.y[rows]]
 
@@ -67,24 +67,24 @@ def score_of(classifier: FewShotClassifier, episodic_test: EpisodicTest, episode
 )
 def test_score_is_the_runs_own_test_accuracy(name: str, tmp_path: Path) -> None:
     made = finished(tmp_path / "run", *METHODS[name], {"run": {"rounds": 2}})
-    result, episodic_test = made.result(), made.setting.test
+    result, episodic_test = made.result(), made.prepared.test
     classifier = FewShotClassifier.from_run(tmp_path / "run")
     assert score_of(classifier, episodic_test, range(len(episodic_test))) == result.accuracy
 
 
 def test_the_round_that_validation_chose_answers(run: Experiment) -> None:
-    episodic_test, classifier = run.setting.test, FewShotClassifier.from_run(run.folder)
+    episodic_test, classifier = run.prepared.test, FewShotClassifier.from_run(run.folder)
     assert score_of(classifier, episodic_test, range(len(episodic_test))) == run.result().accuracy
     assert classifier._run.round == run.best_round
 
 
 def test_a_client_answers_with_its_own_model(tmp_path: Path) -> None:
     made = finished(tmp_path / "run", {"run": {"rounds": 3, "cohort": 6}})
-    result, episodic_test = made.result(), made.setting.test
-    for client in made.setting.clients:
+    result, episodic_test = made.result(), made.prepared.test
+    for client in made.prepared.clients:
         own = FewShotClassifier.from_run(tmp_path / "run", client=client)
         turns = range(
-            made.setting.clients.index(client), len(episodic_test), len(made.setting.clients)
+            made.prepared.clients.index(client), len(episodic_test), len(made.prepared.clients)
         )
         assert score_of(own, episodic_test, turns) == pytest.approx(
             result.clients[client], abs=1e-15
@@ -102,7 +102,7 @@ def test_a_client_that_never_trained_is_refused(tmp_path: Path) -> None:
     made = finished(tmp_path / "run", {"run": {"rounds": 1, "cohort": 2}})
     x, y = examples(made)
     wrong = 0
-    for client in made.setting.clients:
+    for client in made.prepared.clients:
         try:
             FewShotClassifier.from_run(tmp_path / "run", client=client).fit(x, y)
         except ConfigError as error:
@@ -132,7 +132,7 @@ def test_a_run_without_facts_reads_its_data_or_says_so(
 ) -> None:
     made = finished(tmp_path / "run", PROTO, {"run": {"rounds": 1}})
     x, y = examples(made)
-    told = Facts.read(tmp_path / "run")
+    told = DatasetInfo.read(tmp_path / "run")
     (tmp_path / "run" / FILE).unlink()
     p = FewShotClassifier.from_run(tmp_path / "run").fit(x, y).predict_proba(x)
     assert p.shape == (6, 3)
@@ -145,16 +145,16 @@ def test_a_run_without_facts_reads_its_data_or_says_so(
         patch.setattr("fedshot.data.sources.registry.Digits.load", missing)
         with pytest.raises(DataError, match=r"stored no dataset info.*not here.*fedshot resume"):
             FewShotClassifier.from_run(tmp_path / "run")
-    for _ in Experiment(made.setting, tmp_path / "run").run():
+    for _ in Experiment(made.prepared, tmp_path / "run").run():
         pass
-    assert Facts.read(tmp_path / "run") == told
+    assert DatasetInfo.read(tmp_path / "run") == told
 
 
 def test_facts_of_other_data_are_refused(tmp_path: Path) -> None:
     finished(tmp_path / "run", PROTO, {"run": {"rounds": 1}})
     path = tmp_path / "run" / FILE
     text = path.read_text(encoding="utf-8")
-    digest = Facts.read(tmp_path / "run").digest  # type: ignore[union-attr]
+    digest = DatasetInfo.read(tmp_path / "run").digest  # type: ignore[union-attr]
     path.write_text(text.replace(digest, "0" * 64), encoding="utf-8")
     with pytest.raises(CheckpointError, match="does not belong to the checkpoint"):
         FewShotClassifier.from_run(tmp_path / "run")
@@ -195,7 +195,7 @@ def test_ridge_adds_examples_and_gradient_steps_do_not(tmp_path: Path) -> None:
 
 def test_more_ways_than_a_head_has_are_refused_and_prototypes_take_any(tmp_path: Path) -> None:
     made = finished(tmp_path / "maml", *METHODS["maml"], {"run": {"rounds": 1}})
-    data = made.setting.dataset
+    data = made.prepared.dataset
     rows = np.concatenate([data.images_of([c])[:2] for c in range(10)])
     with pytest.raises(InputError, match="10 classes; expected at most 5"):
         FewShotClassifier.from_run(tmp_path / "maml").fit(data.pixels[rows], data.y[rows])
@@ -206,8 +206,8 @@ def test_more_ways_than_a_head_has_are_refused_and_prototypes_take_any(tmp_path:
 
 def test_a_classifier_over_base_classes_alone_is_no_few_shot_classifier(tmp_path: Path) -> None:
     made = finished(tmp_path / "run", OWN, {"method": {"name": "fedavg"}, "run": {"rounds": 1}})
-    rows = np.concatenate([made.setting.dataset.images_of([c])[:2] for c in range(3)])
-    data = made.setting.dataset
+    rows = np.concatenate([made.prepared.dataset.images_of([c])[:2] for c in range(3)])
+    data = made.prepared.dataset
     with pytest.raises(
         ConfigError, match="fedavg predicts only the 10 classes that it was trained"
     ):
@@ -217,7 +217,7 @@ def test_a_classifier_over_base_classes_alone_is_no_few_shot_classifier(tmp_path
 def test_long_lists_of_queries_get_the_answers_of_short_ones(run: Experiment) -> None:
     x, y = examples(run)
     classifier = FewShotClassifier.from_run(run.folder).fit(x, y)
-    many = run.setting.dataset.pixels[:600]
+    many = run.prepared.dataset.pixels[:600]
     whole = classifier.predict_proba(many)
     parts = np.concatenate(
         [classifier.predict_proba(many[i : i + 100]) for i in range(0, 600, 100)]

@@ -114,7 +114,7 @@ def test_texts_are_exported_with_their_words(
     made = export(run, to, tmp_path / "out")
     assert {path.name for path in made} >= {"encoder.json", "words.txt", "README.md"}
     words = (tmp_path / "out" / "words.txt").read_text(encoding="utf-8").split()
-    assert tuple(words) == run.facts.words
+    assert tuple(words) == run.dataset_info.words
     if to == "onnx":
         session = onnxruntime.InferenceSession(tmp_path / "out" / "encoder.onnx")
         x = example(run.model, 9, 10)
@@ -181,9 +181,9 @@ def test_every_methods_encoder_is_found(name: str, tmp_path: Path) -> None:
     if name in THEIRS:
         with pytest.raises(ConfigError, match=r"no single encoder.*Choose one with --client"):
             encoder_of(run)
-        client = next(c for c in made.setting.clients if _trained(run, c))
+        client = next(c for c in made.prepared.clients if _trained(run, c))
     body, stats = encoder_of(run, client)
-    first, first_stats = run.model.init(made.setting.key.at("init"))
+    first, first_stats = run.model.init(made.prepared.key.at("init"))
     assert tree.difference(first["body"], body) is None
     assert tree.difference(first_stats, stats) is None
     moved = [not torch.equal(a, b) for a, b in zip(tree.leaves(first), tree.leaves(body))]  # noqa: B905
@@ -237,15 +237,15 @@ def test_a_program_is_compared_with_the_runs_own_encoder(
 def test_a_card_obeys_nothing_that_names_hold(tmp_path: Path) -> None:
     finished(tmp_path / "run", PROTO, SHORT)
     run = TrainedRun(tmp_path / "run")
-    names = ("[a](http://x)", "<img>`b``", "c\n# d", *run.facts.class_names[3:])
-    run.facts = replace(run.facts, class_names=names)
+    names = ("[a](http://x)", "<img>`b``", "c\n# d", *run.dataset_info.class_names[3:])
+    run.dataset_info = replace(run.dataset_info, class_names=names)
     card = card_text(run, ["encoder.safetensors"], [], None, None)
     assert "``` <img>`b`` ```" in card
     assert "`[a](http://x)`" in card
     assert "`c # d`" in card
     assert "\n# d" not in card
     assert "simulated" not in card
-    assert f"{len(run.facts.clients)} clients" in card
+    assert f"{len(run.dataset_info.clients)} clients" in card
 
 
 def test_a_program_that_answers_otherwise_is_not_written(
@@ -265,7 +265,7 @@ def test_a_program_that_answers_otherwise_is_not_written(
 def test_one_card_tells_of_all_exports_of_an_encoder_and_of_no_other(tmp_path: Path) -> None:
     made = finished(tmp_path / "run", {"method": {"name": "fsl_local", "local_steps": 1}}, SHORT)
     run, folder = TrainedRun(tmp_path / "run"), tmp_path / "out"
-    one, other = [c for c in made.setting.clients if _trained(run, c)][:2]
+    one, other = [c for c in made.prepared.clients if _trained(run, c)][:2]
     export(run, "safetensors", folder, client=one, licence="CC0, ours")
     export(run, "torch-export", folder, client=one)
     card = (folder / "README.md").read_text(encoding="utf-8")

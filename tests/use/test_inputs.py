@@ -20,7 +20,7 @@ from fedshot.data.sources.folder import ImageFolder
 from fedshot.data.sources.omniglot import Omniglot
 from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import Tokens
-from fedshot.runs.dataset_info import Facts
+from fedshot.runs.dataset_info import DatasetInfo
 from fedshot.runs.experiment import Experiment
 from fedshot.use.classifier import FewShotClassifier
 from fedshot.use.inputs import Inputs
@@ -60,7 +60,7 @@ def png(pixels: np.ndarray[Any, Any]) -> bytes:
 
 
 def inputs(run: Experiment) -> Inputs:
-    facts = Facts.read(run.folder)
+    facts = DatasetInfo.read(run.folder)
     assert facts is not None
     return Inputs(facts, run.config)
 
@@ -70,7 +70,7 @@ def test_files_bytes_images_and_arrays_become_what_training_had(run: Experiment)
     source = run.config.data
     assert isinstance(source, ImageFolder)
     paths = sorted(Path(source.path).glob("*/*.png"))
-    trained = torch.from_numpy(run.setting.dataset.pixels)
+    trained = torch.from_numpy(run.prepared.dataset.pixels)
     read = inputs(run)
     assert torch.equal(read(paths), trained)
     assert torch.equal(read([str(path) for path in paths]), trained)
@@ -185,7 +185,7 @@ class Images(torch.utils.data.Dataset[Any]):
 
 
 def test_what_holds_images_in_order_is_taken_as_a_list_of_them(run: Experiment) -> None:
-    x = run.setting.dataset.pixels[:3]
+    x = run.prepared.dataset.pixels[:3]
     read, images = inputs(run), [Image.fromarray(one) for one in x]
     objects = np.empty(3, dtype=object)
     objects[:] = list(x)
@@ -202,7 +202,7 @@ def test_what_holds_images_in_order_is_taken_as_a_list_of_them(run: Experiment) 
 
 
 def test_labels_in_tensors_are_classes_by_their_value(run: Experiment) -> None:
-    x = run.setting.dataset.pixels[:4]
+    x = run.prepared.dataset.pixels[:4]
     for y in (torch.tensor([1, 2, 1, 2]), [torch.tensor(v) for v in (1, 2, 1, 2)]):
         assert FewShotClassifier.from_run(run.folder).fit(x, y).classes_.tolist() == [1, 2]
     y = torch.tensor([1.0, 2.0, 1.0, 2.0]).requires_grad_().bfloat16()
@@ -234,7 +234,7 @@ def test_deep_and_hidden_pictures_are_refused(run: Experiment) -> None:
     ],
 )
 def test_labels_that_do_not_fit_are_refused(run: Experiment, y: Any, told: str) -> None:
-    x = run.setting.dataset.pixels[:4]
+    x = run.prepared.dataset.pixels[:4]
     with pytest.raises(InputError, match=told):
         FewShotClassifier.from_run(run.folder).fit(x, y)
 
@@ -279,7 +279,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, list[st
 
 def test_texts_become_the_rows_that_training_had(texts: tuple[Experiment, list[str]]) -> None:
     run, said = texts
-    data = run.setting.dataset
+    data = run.prepared.dataset
     assert isinstance(data.x, Tokens)
     trained = torch.from_numpy(data.x.rows(np.arange(len(data))))
     read = inputs(run)
@@ -294,7 +294,7 @@ def test_texts_become_the_rows_that_training_had(texts: tuple[Experiment, list[s
 
 def test_the_score_of_texts_is_the_runs_own(texts: tuple[Experiment, list[str]]) -> None:
     run, said = texts
-    classifier, episodic_test, marks = FewShotClassifier.from_run(run.folder), run.setting.test, []
+    classifier, episodic_test, marks = FewShotClassifier.from_run(run.folder), run.prepared.test, []
     for u in range(len(episodic_test)):
         support, query = episodic_test._tasks.support[u], episodic_test._tasks.query[u]
         _, y, *_ = episodic_test.eval_episodes[u]

@@ -157,8 +157,8 @@ def deal(options: argparse.Namespace) -> int:
     for i, share in enumerate(shares):
         node = options.to / f"node-{i}"
         make_private_folder(node)
-        write_shards(node, federated.dataset, federated.deal.train, share)
-        held, most = ranges(share), max(len(federated.deal.train[c]) for c in share)
+        write_shards(node, federated.dataset, federated.client_split.train, share)
+        held, most = ranges(share), max(len(federated.client_split.train[c]) for c in share)
         say(
             f"{node}: {len(share)} clients; admit its key on the server with "
             f"--clients {held.replace(' ', '')} --examples {most}"

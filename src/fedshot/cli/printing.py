@@ -104,7 +104,7 @@ def say_score(
         return
     marks = "".join(f" ({text})" for text in dishonest)
     marks += " (transductive)" if score.transductive else ""
-    own = experiment.setting.own_tests
+    own = experiment.prepared.own_tests
     users = at(experiment.config.settings, "split.users") is not None
     novel = "on users who took no part in training" if users else "on novel classes"
     where = "on the clients' own classes" if own else novel

@@ -107,8 +107,8 @@ def evaluate(options: argparse.Namespace) -> int:
         tell(f"round {experiment.round} of {held.run.rounds}: the run is not finished")
     if options.rounds is not None:
         experiment.method = _for_rounds(experiment.method, options.rounds)
-    test = experiment.setting.episodic_test(asked)
-    say_score(experiment.answer(test), options, experiment, experiment.raw_baselines(test))
+    test = experiment.prepared.episodic_test(asked)
+    say_score(experiment.evaluate(test), options, experiment, experiment.raw_baselines(test))
     return 0
 
 

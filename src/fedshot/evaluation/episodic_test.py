@@ -235,9 +235,10 @@ class EpisodicTest:
         return len(self._tasks)
 
     @property
-    def widest(self) -> int:
-        """The largest number of classes in an episode."""
-        return max(len(classes) for classes in self._tasks.classes)
+    def ways(self) -> tuple[int, int]:
+        """The smallest and the largest number of classes of an episode."""
+        ways = [len(classes) for classes in self._tasks.classes]
+        return min(ways), max(ways)
 
     def labels(self, u: int) -> Tensor:
         """Return the labels of the queries of episode u, int64 [queries]."""

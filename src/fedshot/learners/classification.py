@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.augment import Augment
 from fedshot.data.episodes.episode import ClientData
 from fedshot.learners.learner import EpisodeLoss, EvalEpisode, check_body, episode_features
-from fedshot.learners.local_training import check_positive
+from fedshot.learners.local_training import LocalSteps, check_positive
 from fedshot.nn.heads import CosineHead, Head, LinearHead, MLPClassifier
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.models.mode import Mode
@@ -34,12 +34,7 @@ class Batch(NamedTuple):
     y: Tensor  # int64 [n], 0..classes-1
 
 
-class Batches(NamedTuple):
-    """The batches of a local update, its dropout seed, and the client's number of examples."""
-
-    steps: tuple[tuple[Batch, ...], ...]
-    seed: Tensor
-    n: Tensor  # int64 scalar: the client's number of examples
+Batches: TypeAlias = LocalSteps[Batch]
 
 
 def draw_batches(

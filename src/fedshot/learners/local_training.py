@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,34 +22,22 @@ from fedshot.nn.optim import OptState, Steps, clip_grad_norm
 from fedshot.nn.stacks import memory
 
 E = TypeVar("E")
-E_co = TypeVar("E_co", covariant=True)
 
 
-class LocalSteps(Protocol[E_co]):
-    """The data of one local update: episodes or batches for each step, and a seed."""
+class LocalSteps(NamedTuple, Generic[E]):
+    """The episodes or batches of each step of a local update."""
 
-    @property
-    def steps(self) -> tuple[tuple[E_co, ...], ...]:
-        """The episodes or batches of each step."""
-        ...
-
-    @property
-    def seed(self) -> Tensor:
-        """Seed of the dropout masks."""
-        ...
-
-
-class LocalEpisodes(NamedTuple):
-    """The episodes of each step of a local update, and the seed of the dropout masks."""
-
-    steps: tuple[tuple[Episode, ...], ...]
-    seed: Tensor
-    n: Tensor  # the client's number of examples, n_k
+    steps: tuple[tuple[E, ...], ...]
+    seed: Tensor  # of the dropout masks
+    n: Tensor  # int64 scalar: the client's number of examples, n_k
 
     @property
     def n_episodes(self) -> int:
         """The number of episodes in all steps together, |B_k|."""
         return sum(len(step) for step in self.steps)
+
+
+LocalEpisodes: TypeAlias = LocalSteps[Episode]
 
 
 def sample_episodes(
@@ -61,11 +49,7 @@ def sample_episodes(
     """
     drawn = data.episodes(spec, key.at("episodes").numpy(), steps * episodes_per_step)
     each = (drawn[s * episodes_per_step : (s + 1) * episodes_per_step] for s in range(steps))
-    return LocalEpisodes(
-        tuple(tuple(step) for step in each),
-        key.at("noise").tensor(),
-        torch.tensor(data.n),
-    )
+    return LocalEpisodes(tuple(map(tuple, each)), key.at("noise").tensor(), torch.tensor(data.n))
 
 
 class Trained(NamedTuple):

@@ -8,7 +8,7 @@ weights, so they lose less to rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -23,7 +23,6 @@ from fedshot.protocol.exchange import Outcome, Reply
 from fedshot.protocol.reducers import Mean, Reducer
 
 E = TypeVar("E")
-E_co = TypeVar("E_co", covariant=True)
 
 # Largest n_k * |change| that a mean accepts, where n_k counts examples, not episodes.
 OF_EXAMPLES = 2.0**26
@@ -35,21 +34,12 @@ def changes(new: Mapping[str, Tree], old: Tree) -> dict[str, Tree]:
     return {name: tree.sub(part, old[name]) for name, part in new.items()}
 
 
-class WeightedSteps(LocalSteps[E_co], Protocol[E_co]):
-    """`LocalSteps` that also have the client's number of examples."""
-
-    @property
-    def n(self) -> Tensor:
-        """The client's number of examples, n_k."""
-        ...
-
-
 def local_reply(
     episode_loss: Callable[[Tree, Tree, E, Tensor], EpisodeLoss],
     optimizer: Optimizer,
     down: Tree,
     private: Tree,
-    drawn: WeightedSteps[E],
+    drawn: LocalSteps[E],
     weight: int | None = None,
 ) -> Reply:
     """Train from the "theta" and "stats" of the message `down`; reply with their changes.

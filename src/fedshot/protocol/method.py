@@ -286,9 +286,9 @@ def predict_from_features(
     h = features_of(cache, embed, clients.parallel_map)
 
     def one(u: int) -> Prediction:
-        sheet = cache.episode_index(u)
+        index = cache.episode_index(u)
         with torch.no_grad():
-            logits = compare(h[sheet.support], sheet.support_y, h[sheet.query], sheet.way)
+            logits = compare(h[index.support], index.support_y, h[index.query], index.way)
         return Prediction(u, None, logits.cpu())
 
     return [one(u) for u in range(len(cache))]

@@ -41,10 +41,6 @@ class Accumulator(Protocol):
         """Add one client's part."""
         ...
 
-    def merge(self, other: Accumulator) -> None:
-        """Add the content of another accumulator of the same reducer and cohort."""
-        ...
-
     def result(self) -> Tree:
         """Return the reduced value."""
         ...
@@ -230,15 +226,6 @@ class _FixedPoint:
             tensors.take(quick, scale)
         self.weight += Fraction(weight)
 
-    def merge(self, other: Accumulator) -> None:
-        if not isinstance(other, _FixedPoint) or (other.bits, other.weighted) != (
-            self.bits,
-            self.weighted,
-        ):
-            raise ValueError("only sums of the same reducer and cohort can be merged")
-        tree.map(lambda mine, theirs: mine.add_(theirs), self.total, other.total)
-        self.weight += other.weight
-
     def result(self) -> Tree:
         by = float(self.weight) if self.weighted else 1.0
         if by == 0.0:
@@ -262,11 +249,6 @@ class _Gathered:
     def add(self, client: int, part: Tree, weight: float) -> None:
         del weight
         self.parts[client] = self._put_away(client, part) if self._put_away else part
-
-    def merge(self, other: Accumulator) -> None:
-        if not isinstance(other, _Gathered):
-            raise ValueError("only collections can be merged with a collection")
-        self.parts.update(other.parts)
 
     def result(self) -> dict[int, Tree]:
         return dict(sorted(self.parts.items()))

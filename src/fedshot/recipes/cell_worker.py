@@ -62,7 +62,7 @@ def _experiment(order: dict[str, Any]) -> Experiment:
     # Other cells train at the same time. `workers` does not change the results.
     settings = trees.merged(order["settings"], {"run": {"workers": 1}})
     prepared = PreparedRun(Config.of(settings), order["data_dir"])
-    return Experiment(prepared, Path(order["folder"]), keep_looks=order["keep_validated"])
+    return Experiment(prepared, Path(order["folder"]), keep_validated=order["keep_validated"])
 
 
 def _train(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _tune(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
             _finish(run)
         except DivergenceError as error:
             diverged = {"diverged": str(error)}
-    found = facts_of(run.setting) | _history(run) | {"round": run.best_round} | diverged
+    found = facts_of(run.prepared) | _history(run) | {"round": run.best_round} | diverged
     return found | {"made": provenance.history(run.folder)}
 
 
@@ -127,7 +127,7 @@ def _summary(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dic
         trained: the run that trained its models; `run` itself unless training is shared.
         found: the test score and the chosen round.
     """
-    prepared, test = run.setting, run.config.test
+    prepared, test = run.prepared, run.config.test
     return facts_of(prepared) | {
         "test": found["test"],
         # Clients' own test episodes differ in their number of queries.

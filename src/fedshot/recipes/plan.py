@@ -69,7 +69,7 @@ def _refusal(cell: Cell, error: ConfigError) -> str:
 def facts_of(prepared: PreparedRun) -> dict[str, Any]:
     """Return the facts that show whether cells are comparable and their data complete."""
     partition = hashlib.sha256()
-    for rows in prepared.deal.train:
+    for rows in prepared.client_split.train:
         partition.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
     return {
         "data": {
@@ -79,7 +79,7 @@ def facts_of(prepared: PreparedRun) -> dict[str, Any]:
             "published": published_size(prepared.config.settings["data"]["name"]),
         },
         "partition": partition.hexdigest(),
-        "clients": [len(prepared.clients), len(prepared.deal.train)],
+        "clients": [len(prepared.clients), len(prepared.client_split.train)],
         "left_out": {str(c): reason for c, reason in sorted(prepared.left_out.items())},
         "validated": prepared.validation is not None,
     }

@@ -41,14 +41,14 @@ def plane(run: Experiment, accuracies: Sequence[float]) -> dict[str, Any]:
         return {}
     if learner.model.out_features != 2 or not isinstance(learner.model.head, LinearHead):
         return {}
-    test, chosen = run.setting.test, method.server_model(run.chosen())
+    test, chosen = run.prepared.test, method.server_model(run.chosen())
     assert chosen is not None
     u = int(np.argsort(accuracies, kind="stable")[len(accuracies) // 2])
     episode, rows = test.eval_episodes[u], []
     for number in episode.classes.tolist():
-        every = np.flatnonzero(run.setting.dataset.y == number)
-        rows.append(every[np.isin(every, run.setting.rows.novel)][:_KEPT])
-    x = torch.cat([episode.support_x, examples(run.setting.dataset, np.concatenate(rows))])
+        every = np.flatnonzero(run.prepared.dataset.y == number)
+        rows.append(every[np.isin(every, run.prepared.rows.novel)][:_KEPT])
+    x = torch.cat([episode.support_x, examples(run.prepared.dataset, np.concatenate(rows))])
     query = EvalEpisode(episode.support_x, episode.support_y, x, episode.classes)
     adapted, h = learner.adapt_at_test(chosen.params, chosen.stats, query)
     n, way = len(episode.support_y), len(episode.classes)

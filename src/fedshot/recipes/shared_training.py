@@ -45,7 +45,7 @@ def trained_alike(run: Experiment, lead: Experiment) -> bool:
         and first == second
         and _other_settings(run) == _other_settings(lead)
         and run.config.run.choose == "validation"
-        and run.setting.validation is not None
+        and run.prepared.validation is not None
     )
 
 
@@ -70,7 +70,7 @@ def follow(
             best, chosen = found, round
         validation.append([round, result["accuracy"], result["interval"]])
         validated(round, result["accuracy"])
-    test = run.evaluate_chosen(run.setting.test, _server(lead, chosen), chosen)
+    test = run.evaluate_state(run.prepared.test, _server(lead, chosen), chosen)
     return {"test": test.to_json(), "round": chosen, "validation": validation}
 
 
@@ -89,12 +89,12 @@ def _validate(run: Experiment, lead: Experiment) -> Iterator[tuple[int, dict[str
     """Yield (round, validation result); results of unchanged models are read from the file."""
     path = run.folder / _FILE
     held = _read(path)
-    inputs = {"settings": run.config.settings, "data": run.setting.dataset.digest}
-    assert run.setting.validation is not None
+    inputs = {"settings": run.config.settings, "data": run.prepared.dataset.digest}
+    assert run.prepared.validation is not None
     for round in _validated(lead):
         key, of = str(round), inputs | {"model": lead.checkpoints.hash(round)}
         if held.get(key, {}).get("of") != of or "missing" not in held[key]:
-            found = run.evaluate_chosen(run.setting.validation, _server(lead, round), round)
+            found = run.evaluate_state(run.prepared.validation, _server(lead, round), round)
             held[key] = {
                 "accuracy": found.accuracy,
                 "interval": found.interval,

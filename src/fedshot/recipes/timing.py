@@ -61,7 +61,7 @@ def measure(cell: Cell, data_dir: str | None) -> dict[str, Any]:
             rounds = list(Experiment(prepared, Path(folder)).run())
             trained = Experiment(prepared, Path(folder))
             start = time.perf_counter()
-            trained.answer(prepared.test)
+            trained.evaluate(prepared.test)
             test = time.perf_counter() - start
     except FedshotError as error:
         return {"refused": str(error), "examples": examples(cell.settings()["data"], data_dir)}

@@ -23,7 +23,7 @@ _CLIENTS = (2, 5, 10, 20, 30)  # numbers of clients that the last picture compar
 
 def facts(federated: FederatedDataset) -> list[str]:
     """Return lines of text on the data, the split and the partition, without names of users."""
-    data, sizes = federated.dataset, federated.deal.train.sizes
+    data, sizes = federated.dataset, federated.client_split.train.sizes
     noun = "texts" if data.is_text else "images"
     if data.is_text:
         kind_of_x = f"texts of at most {data.shape[0]} words"
@@ -71,7 +71,7 @@ def pictures(federated: FederatedDataset, folder: Path) -> dict[Path, str]:
             f"{noun} of each class",
         ),
         "partition": (
-            partition_picture(federated.deal.train, data.y, data.class_names),
+            partition_picture(federated.client_split.train, data.y, data.class_names),
             f"{noun} of each class at each client",
         ),
         "devices": (
@@ -101,7 +101,7 @@ def shares_of_client_0(federated: FederatedDataset) -> tuple[dict[int, Ints], li
             if "clients" not in {field.name for field in fields(partitioner)}:
                 raise DataError(f"{type(partitioner).__name__} has no option for their number.")
             split = replace(partitioner, clients=n).assign(
-                data, rows, federated.deal_key, federated.config.episode
+                data, rows, federated.partition_key, federated.config.episode
             )
         except DataError as error:
             notes.append(f"{n} clients: {error}")

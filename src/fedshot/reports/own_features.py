@@ -39,7 +39,7 @@ def own_features(run: Experiment, client: int, *, original: bool = False) -> Spa
     Raises ConfigError for a client that is not tested, for methods other than pFedFSL, and for
     `original` with texts.
     """
-    episodic_test, method = run.setting.test, run.method
+    episodic_test, method = run.prepared.test, run.method
     if not isinstance(method, PFedFSL):
         raise ConfigError(
             f"the method is {method.name}; features of one client are available for pfedfsl only."
@@ -47,7 +47,7 @@ def own_features(run: Experiment, client: int, *, original: bool = False) -> Spa
     owners = episodic_test.owners or ()
     if client not in owners:
         raise ConfigError(f"client {client} is not tested; the tested clients are {list(owners)}.")
-    if original and run.setting.dataset.is_text:
+    if original and run.prepared.dataset.is_text:
         raise ConfigError("original is true, but texts have no pixels; leave it out.")
     u = owners.index(client)
     eval_episode = episodic_test.eval_episodes[u]

@@ -1,4 +1,4 @@
-"""Facts about a run's dataset, stored in `data.json` so that the run can be used without the data.
+"""Information about a dataset, stored in `data.json`: a run can be used without the data itself.
 
 For texts, `words.safetensors` stores the vocabulary and its vectors. Both files are written when a
 run starts; they hold the names of classes but no examples.
@@ -50,8 +50,8 @@ class _InfoNote(TypedDict):
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Facts about the dataset of a run.
+class DatasetInfo:
+    """Information about the dataset of a run.
 
     Args:
         name: name of the dataset.
@@ -82,7 +82,9 @@ class Facts:
     table: Tensor | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, dataset: Dataset, rows: RowSplit, dealt: int, clients: Sequence[int]) -> Facts:
+    def of(
+        cls, dataset: Dataset, rows: RowSplit, dealt: int, clients: Sequence[int]
+    ) -> DatasetInfo:
         """Return the facts about a dataset.
 
         `rows` are its base, validation and novel rows; `dealt` and `clients` are as for the class.
@@ -123,7 +125,7 @@ class Facts:
         storage.write_bytes(folder / FILE, data.encode(), sync=False)
 
     @classmethod
-    def read(cls, folder: Path) -> Facts | None:
+    def read(cls, folder: Path) -> DatasetInfo | None:
         """Read what `write` wrote; None if the files do not exist.
 
         Raises CheckpointError if they are damaged.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -60,12 +60,12 @@ class Experiment:
     """A run in a folder.
 
     Args:
-        setting: the prepared run.
+        prepared: the prepared run.
         folder: folder of the run; created when the run starts.
-        elsewhere: if clients run on other machines, the function that is called with this machine's
-            fleet and returns the fleet to use.
-        keep_looks: keep the checkpoints of all validated rounds, not only those of the chosen and
-            the last rounds.
+        remote_fleet: if clients run on other machines, the function that is called with this
+            machine's fleet and returns the fleet to use.
+        keep_validated: keep the checkpoints of all validated rounds, not only those of the chosen
+            and the last rounds.
 
     Raises:
         CheckpointError: the folder holds a run with another configuration or other data, a damaged
@@ -74,34 +74,39 @@ class Experiment:
 
     def __init__(
         self,
-        setting: PreparedRun,
+        prepared: PreparedRun,
         folder: Path | str,
-        elsewhere: Callable[[Fleet], Fleet] = lambda here: here,
+        remote_fleet: Callable[[Fleet], Fleet] = lambda here: here,
         *,
-        keep_looks: bool = False,
+        keep_validated: bool = False,
     ) -> None:
         check_kind(
-            "setting", setting, PreparedRun, "Make one with PreparedRun(Config.of(settings))."
+            "prepared", prepared, PreparedRun, "Make one with PreparedRun(Config.of(settings))."
         )
         folder = as_path("folder", folder)
-        self.setting, self.folder, self._keep_looks = setting, folder, keep_looks
-        self.config, self.method = setting.config, setting.method
+        self.prepared, self.folder, self._keep_looks = prepared, folder, keep_validated
+        self.config, self.method = prepared.config, prepared.method
         self.recorder = Recorder(folder)
         self.checkpoints = run_folder.checkpoints(folder)
         host = Host(
             self.method,
-            setting.dataset,
-            setting.deal.train,
+            prepared.dataset,
+            prepared.client_split.train,
             PrivateStore(folder / "clients"),
-            setting.key.at("clients"),
+            prepared.key.at("clients"),
             self.config.run.device,
         )
         threads = self.config.run.threads
         assert threads is not None, "PreparedRun sets it"
         self._threads = threads
-        self.meter = Meter(elsewhere(fleet_for(host, self.config.run, setting.workers)))
-        self.fleet: Fleet = Guard(self._disturbed(self.meter))
-        self.server: Tree = self.method.init(setting.key.at("init"))
+        self.meter = Meter(remote_fleet(fleet_for(host, self.config.run, prepared.workers)))
+        fleet: Fleet = self.meter
+        chances = self.config.run.unreliable
+        if chances != Chances():
+            plan = by_chance(prepared.key.at("unreliable"), **asdict(chances))
+            fleet = Unreliable(fleet, plan)
+        self.fleet = Guard(fleet)
+        self.server: Tree = self.method.init(prepared.key.at("init"))
         self.round, self.best_round = 0, 0
         self.baselines: dict[str, Score] = {}  # on the test; set by `result`
         self._best: ValidationResult | None = None
@@ -152,7 +157,7 @@ class Experiment:
 
     def notices(self) -> list[str]:
         """Return messages for the user before a run starts or resumes."""
-        found = self.setting.notices()
+        found = self.prepared.notices()
         resumes = self._started and self.round < self.config.run.rounds
         if resumes and (changes := self.recorder.changes(self.round, self._environment)):
             found.append(
@@ -178,14 +183,13 @@ class Experiment:
 
         The file is written before the raw baselines are computed, and again with them.
         """
-        found, traffic = self._counted(self.setting.test, self.chosen(), self.best_round)
+        found, traffic = self._counted(self.prepared.test, self.chosen(), self.best_round)
         marks = not_honest(self.config.settings)
         result = {
             "test": found.to_json(),
             "rounds": self.round,
             "round": self.best_round,
-            "chosen_by": self._chosen_by,
-            **self._tested,
+            **self._protocol(),
             "bytes_down": self.meter.total("train", "down"),
             "bytes_up": self.meter.total("train", "up"),
             "ledger": traffic,
@@ -193,7 +197,7 @@ class Experiment:
             **({"not_honest": marks} if marks else {}),
         }
         self.recorder.write(run_folder.RESULT, result, sync=True)
-        self.baselines = self.raw_baselines(self.setting.test)
+        self.baselines = self.raw_baselines(self.prepared.test)
         result["baselines"] = {name: one.to_json() for name, one in self.baselines.items()}
         self.recorder.write(run_folder.RESULT, result, sync=True)
         return found
@@ -201,40 +205,38 @@ class Experiment:
     def raw_baselines(self, episodic_test: EpisodicTest) -> dict[str, Score]:
         """Return the score of each raw baseline on a test, by name."""
         with arithmetic(self._threads):
-            return raw_baselines(self.setting.dataset, episodic_test)
+            return raw_baselines(self.prepared.dataset, episodic_test)
 
-    @property
-    def _tested(self) -> dict[str, Any]:
-        """Facts on the test for result.json; tests on clients' own classes have no shot."""
-        own, episodic_test = self.setting.own_tests, self.setting.test
-        ways = [len(episodic_test.classes(u)) for u in range(len(episodic_test))]
-        shot = None if own else self.config.test.shot
+    def _protocol(self) -> dict[str, Any]:
+        """Return how the run is tested; tests on clients' own classes have no shot."""
+        own, test = self.prepared.own_tests, self.prepared.test
+        validated = any(record["validation"] for record in self.recorder.records())
+        by = "test classes" if self._validation is test else "validation"
         return {
+            "chosen_by": by if validated and self._chooses else "last round",
             "own": own,
             "split": "classes" if self.config.split.users is None else "users",
-            "shape": {"way": [min(ways), max(ways)], "shot": shot},
+            "shape": {"way": list(test.ways), "shot": None if own else self.config.test.shot},
         }
 
     @property
-    def _chosen_by(self) -> str:
-        validated = any(record["validation"] for record in self.recorder.records())
-        if self.config.run.choose == "last" or self._validation is None or not validated:
-            return "last round"
-        return "test classes" if self._validation is self.setting.test else "validation"
+    def _chooses(self) -> bool:
+        """Whether validation chooses the round."""
+        return self._validation is not None and self.config.run.choose != "last"
 
     @property
     def _validation(self) -> EpisodicTest | None:
         """The test that is evaluated during training and may choose the round."""
         peeks = self.config.run.choose == "best_on_test_classes"
-        return self.setting.test if peeks else self.setting.validation
+        return self.prepared.test if peeks else self.prepared.validation
 
-    def answer(self, episodic_test: EpisodicTest) -> Score:
+    def evaluate(self, episodic_test: EpisodicTest) -> Score:
         """Evaluate the chosen round on a test, without effect on the run or its bytes.
 
         The chosen round is the one with the best validation accuracy, or without validation the
         last one that has a checkpoint. Raises CheckpointError if its checkpoint does not exist.
         """
-        return self.evaluate_chosen(episodic_test, self.chosen(), self.best_round)
+        return self.evaluate_state(episodic_test, self.chosen(), self.best_round)
 
     def chosen(self) -> Tree:
         """Return the server's state after the chosen round, and make its private states readable.
@@ -252,11 +254,10 @@ class Experiment:
 
     def evaluate_untrained(self, episodic_test: EpisodicTest) -> Score:
         """Evaluate the method's initial state on a test, as a baseline."""
-        return self.evaluate_chosen(
-            episodic_test, self.method.init(self.setting.key.at("init")), -1
-        )
+        first = self.method.init(self.prepared.key.at("init"))
+        return self.evaluate_state(episodic_test, first, -1)
 
-    def evaluate_chosen(self, episodic_test: EpisodicTest, server: Tree, round: int) -> Score:
+    def evaluate_state(self, episodic_test: EpisodicTest, server: Tree, round: int) -> Score:
         """Evaluate a server's state as the state after a round, without counting bytes."""
         return self._counted(episodic_test, server, round)[0]
 
@@ -264,24 +265,14 @@ class Experiment:
         self, episodic_test: EpisodicTest, server: Tree, round: int
     ) -> tuple[Score, list[dict[str, Any]]]:
         """Return a server state's score, and the bytes of this evaluation as in ledger.json."""
-        ledger = self.meter.to_json()
+        ledger, clients = self.meter.to_json(), self._clients(round, "evaluate")
         self.meter.load_json([])
         try:
             with arithmetic(self._threads):
-                found = self._evaluate(
-                    episodic_test, server, round, self._clients(round, "evaluate")
-                )
+                found = self._evaluate(episodic_test, server, round, clients)
             return found, self.meter.to_json()
         finally:
             self.meter.load_json(ledger)
-
-    def _disturbed(self, fleet: Fleet) -> Fleet:
-        chances = self.config.run.unreliable
-        if chances == Chances():
-            return fleet
-        key = self.setting.key.at("unreliable")
-        plan = by_chance(key, drop=chances.drop, delay=chances.delay, corrupt=chances.corrupt)
-        return Unreliable(fleet, plan)
 
     def _one_round(self) -> Record:
         clients = self._clients(self.round, "train")
@@ -289,7 +280,7 @@ class Experiment:
         metrics: dict[str, float] = {}
         try:
             self.server, metrics = checked_round(
-                self.method, self.server, clients, self.setting.key.at("round", self.round)
+                self.method, self.server, clients, self.prepared.key.at("round", self.round)
             )
         except QuorumError as error:
             self.fleet.void(self.round)
@@ -308,8 +299,7 @@ class Experiment:
         last = round == run.rounds
         due = round % run.checkpoint_every == 0 or last or round == 0
         validation, faults = None, record.faults
-        choosing = episodic_test is not None and run.choose != "last"
-        if due and not choosing:
+        if due and not self._chooses:
             self.best_round = round
         if episodic_test is not None and (round % run.validate_every == 0 or last):
             clients = self._clients(round, "evaluate")
@@ -320,10 +310,9 @@ class Experiment:
                     raise
             faults += _faults(clients)
             result = ValidationResult.of(validation) if validation else None
-            if choosing and (result.beats(self._best) if result else self._best is None):
+            if self._chooses and (result.beats(self._best) if result else self._best is None):
                 self.best_round, self._best = round, result
-        now, before = time.monotonic(), self._last_end
-        self._last_end = now
+        before, self._last_end = self._last_end, time.monotonic()
         done = replace(
             record,
             faults=faults,
@@ -332,7 +321,7 @@ class Experiment:
             bytes_down=self.meter.total("train", "down"),
             bytes_up=self.meter.total("train", "up"),
             seconds=seconds,
-            elapsed=None if before is None else now - before,
+            elapsed=None if before is None else self._last_end - before,
             ended=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
         if self._lock is not None:
@@ -354,23 +343,19 @@ class Experiment:
             (self.folder / run_folder.RESULT).unlink(missing_ok=True)  # a result of fewer rounds
         self.config.write(self.folder / run_folder.CONFIG)
         if not self._started or not (self.folder / dataset_info.FILE).exists():
-            self.setting.facts().write(self.folder)
+            self.prepared.dataset_info().write(self.folder)
         last = self.round if self._started else -1
         self.fleet.rewind(last, self._private)
         self.recorder.rewind(last)
         self._best = self._best_so_far() if self._started else None
         if last < self.config.run.rounds:  # else there is nothing to train
-            self.recorder.note_environment(last, self._environment, self._changed_settings())
-
-    def _changed_settings(self) -> str | None:
-        """Describe the settings that changed since the last checkpoint; None if none did.
-
-        The fleet is left out, because changes of the environment include it.
-        """
-        if not self._started:
-            return None
-        before = self.checkpoints.notes(self.round)["config"]
-        return difference(before, self.config.settings, except_for=["run.fleet"], diagnostics=True)
+            changed = None
+            if self._started:  # the environment has changes of the fleet
+                before = self.checkpoints.notes(self.round)["config"]
+                changed = difference(
+                    before, self.config.settings, except_for=["run.fleet"], diagnostics=True
+                )
+            self.recorder.note_environment(last, self._environment, changed)
 
     @property
     def _environment(self) -> dict[str, Any]:
@@ -379,20 +364,17 @@ class Experiment:
         return mine | own.noted(self.config.settings["method"]["name"])
 
     def _best_so_far(self) -> ValidationResult | None:
-        """Return the validation result of the chosen round.
+        """Return the validation result of the chosen round, if validation chooses the round.
 
-        None if that round was not validated, if validation does not choose the round, or if an old
-        record does not say which episodes were predicted.
+        None if that round was not validated, or if an old record does not say which episodes were
+        predicted.
         """
-        if self._validation is None or self.config.run.choose == "last":
-            return None
         every = {r["round"]: r["validation"] for r in self.recorder.records() if r["validation"]}
-        best = every.get(self.best_round)
+        best = every.get(self.best_round) if self._chooses else None
         if best is None or "per_episode" not in best:
             return None
-        if "missing" not in best and best.get("unanswered", 1):
-            return None
-        return ValidationResult.from_json(best)
+        unknown = "missing" not in best and best.get("unanswered", 1)
+        return None if unknown else ValidationResult.from_json(best)
 
     def _save(self) -> None:
         held = self.checkpoints.rounds()
@@ -402,8 +384,8 @@ class Experiment:
             "round": self.round,
             "fedshot": __version__,  # older checkpoints lack it, see `check_belongs`
             "config": self.config.settings,
-            "dataset": self.setting.dataset.digest,
-            "deal": self.setting.deal_digest,
+            "dataset": self.prepared.dataset.digest,
+            "deal": self.prepared.partition_digest,
             "best": [self.best_round, self._best.accuracy if self._best else -1.0],
             "ledger": self.meter.to_json(),
             "private": self._private,
@@ -421,13 +403,13 @@ class Experiment:
         self.round = self.checkpoints.rounds()[-1]
         notes = self.checkpoints.notes(self.round)
         check_belongs(self.folder, notes, self.config)
-        if notes["dataset"] != self.setting.dataset.digest:
+        if notes["dataset"] != self.prepared.dataset.digest:
             raise CheckpointError(
                 f"{self.folder} was started on other data: the hash of dataset "
-                f"{self.setting.dataset.name!r} differs. Restore the data, or start a new run."
+                f"{self.prepared.dataset.name!r} differs. Restore the data, or start a new run."
             )
         self._check_classes()
-        self._check_deal(notes.get("deal"))
+        self._check_partition(notes.get("deal"))
         self.server, _ = self.checkpoints.read(self.round, self.server)
         self.best_round = notes["best"][0]
         self.meter.load_json(notes["ledger"])
@@ -442,8 +424,8 @@ class Experiment:
         held = dataset_info.held_classes(self.folder)
         if held is None:
             return
-        names = self.setting.dataset.class_names
-        now = dataset_info.classes_of(self.setting.dataset, self.setting.rows)
+        names = self.prepared.dataset.class_names
+        now = dataset_info.classes_of(self.prepared.dataset, self.prepared.rows)
         for part, before, after in zip(("base", "validation", "novel"), held, now, strict=True):
             if before == after or (part == "base" and not (before and after)):
                 continue
@@ -458,21 +440,21 @@ class Experiment:
                 "to get the classes of this run."
             )
 
-    def _check_deal(self, held: str | None) -> None:
+    def _check_partition(self, held: str | None) -> None:
         """Raise CheckpointError if the partition differs from that with which the run started.
 
         `held` is the hash of that partition; None in checkpoints of older versions.
         """
         kind = self.config.settings["partition"]["name"]
         resumes = self.round < self.config.run.rounds
-        deals_test = self.setting.own_tests or self.config.test.pool == "clients"
-        if held is None and kind in _CHANGED_PARTITIONS and (resumes or deals_test):
+        splits_test = self.prepared.own_tests or self.config.test.pool == "clients"
+        if held is None and kind in _CHANGED_PARTITIONS and (resumes or splits_test):
             raise CheckpointError(
                 f"{self.folder} was started by an earlier fedshot, whose partition {kind!r} gave "
                 "the last clients more examples than the first. The clients would now have other "
                 "examples. Start a new run."
             )
-        if held not in (None, self.setting.deal_digest):
+        if held not in (None, self.prepared.partition_digest):
             raise CheckpointError(
                 f"{self.folder} was started with another partition of its data: its hash differs. "
                 "Restore the data's split and the version of numpy, or start a new run."
@@ -481,14 +463,14 @@ class Experiment:
     def _evaluate(
         self, episodic_test: EpisodicTest, server: Tree, round: int, clients: Clients
     ) -> Score:
-        key = self.setting.key.at("round", round, "exam")
+        key = self.prepared.key.at("round", round, "exam")
         device = self.config.run.device
         server = tree.to(server, torch.device(device))
         answers = self.method.evaluate(server, clients, episodic_test.eval_episodes.on(device), key)
         return score(answers, episodic_test, transductive=self.method.traits.transductive)
 
     def _clients(self, round: int, phase: Literal["train", "evaluate"]) -> Clients:
-        run, everyone = self.config.run, self.setting.clients
+        run, everyone = self.config.run, self.prepared.clients
         alone = phase == "evaluate" and self.config.test.first_client_only
         return Clients(
             self.fleet,
@@ -510,12 +492,16 @@ def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
     return Sequential(host)
 
 
-def check_belongs(folder: Path, notes: dict[str, Any], config: Config) -> None:
+def check_belongs(
+    folder: Path, notes: dict[str, Any], config: Config, *, any_device: bool = False
+) -> None:
     """Raise CheckpointError unless a checkpoint belongs to a run with this configuration.
 
-    It is also raised if the meaning of a setting has changed since the run started.
+    It is also raised if the meaning of a setting has changed since the run started. With
+    `any_device`, `run.device` may differ.
     """
-    changed = difference(notes["config"], config.settings, except_for=MAY_CHANGE)
+    may_differ = (*MAY_CHANGE, "run.device") if any_device else MAY_CHANGE
+    changed = difference(notes["config"], config.settings, except_for=may_differ)
     if changed:
         may = sorted({*MAY_CHANGE, *is_diagnostic(config.settings)})
         raise CheckpointError(

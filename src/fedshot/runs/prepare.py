@@ -28,7 +28,7 @@ from fedshot.data.sources.sent140 import split_users
 from fedshot.evaluation.episodic_test import EpisodicTest, TestOptions
 from fedshot.nn.models.cost import step_flops
 from fedshot.protocol.method import Method
-from fedshot.runs.dataset_info import Facts
+from fedshot.runs.dataset_info import DatasetInfo
 
 _BIG = 4 * 10**11  # FLOPs from which a step uses all cores; it takes over a second on one core
 _SMALL = 3 * 10**8  # FLOPs below which Python's overhead dominates, so several workers do not help
@@ -73,41 +73,45 @@ class FederatedDataset:
         # Without novel rows, the partition defines the tests. It is then drawn from test.seed, so
         # that all training seeds share one test.
         self.own_tests = not len(self.rows.novel)
-        self.deal_key = (test_key if self.own_tests else self.key).at("partition")
+        self.partition_key = (test_key if self.own_tests else self.key).at("partition")
         with with_option_path("partition", type(config.partition)):
-            self.deal: ClientSplit = config.partition.assign(
-                self.dataset, self.rows.base, self.deal_key, config.episode
+            self.client_split: ClientSplit = config.partition.assign(
+                self.dataset, self.rows.base, self.partition_key, config.episode
             )
         if self.own_tests:
             self._check_own_tests()
         self._check_groups()
         self.left_out = infeasible_clients(
-            self.dataset, self.deal.train, config.episode, divides=config.divides
+            self.dataset, self.client_split.train, config.episode, divides=config.divides
         )
-        self.clients = [c for c in range(len(self.deal.train)) if c not in self.left_out]
+        self.clients = [c for c in range(len(self.client_split.train)) if c not in self.left_out]
 
     @property
     def base_classes(self) -> tuple[int, ...]:
         """The numbers of the training classes."""
-        return tuple(np.unique(self.dataset.y[self.rows.base]).tolist())
+        return self.classes_of(self.rows.base)
+
+    def classes_of(self, rows: Ints) -> tuple[int, ...]:
+        """Return the numbers of the classes of rows, sorted."""
+        return tuple(np.unique(self.dataset.y[rows]).tolist())
 
     @cached_property
-    def deal_digest(self) -> str:
+    def partition_digest(self) -> str:
         """The SHA-256 of the training partition."""
-        return self.deal.train.digest
+        return self.client_split.train.digest
 
     @cached_property
     def copies(self) -> Copies:
         """The identical examples among those for training, validation and test."""
         parts = [self.rows.base, self.rows.validation, self.rows.novel]
         if self.own_tests:
-            dealt = (self.deal.train, self.deal.validation, self.deal.test)
+            dealt = (self.client_split.train, self.client_split.validation, self.client_split.test)
             parts = [part.indices for part in dealt if part is not None]
         return Copies.of(self.dataset, parts)
 
-    def facts(self) -> Facts:
+    def dataset_info(self) -> DatasetInfo:
         """Return the facts about the data that a run stores."""
-        return Facts.of(self.dataset, self.rows, len(self.deal.train), self.clients)
+        return DatasetInfo.of(self.dataset, self.rows, len(self.client_split.train), self.clients)
 
     def notices(self) -> list[str]:
         """Return messages for the user before round 1."""
@@ -122,13 +126,13 @@ class FederatedDataset:
                 "test.pool is 'clients': the test leaves these clients out, too, so a seed that "
                 "leaves out other clients has another test"
             )
-        if self.own_tests and self.deal.validation is None:
+        if self.own_tests and self.client_split.validation is None:
             found.append("no images are set aside for validation: the last round is tested")
         by_validation = self.config.run.choose == "validation"
         if by_validation and not self.own_tests and not len(self.rows.validation):
             found.append("no validation classes: the last round is tested")
-        if not self.own_tests and self.deal.test is not None:
-            held = sum(len(rows) for rows in self.deal.test)
+        if not self.own_tests and self.client_split.test is not None:
+            held = sum(len(rows) for rows in self.client_split.test)
             found.append(
                 f"the partition sets {held} images aside for the clients' own tests; they are not "
                 "used, because the split has novel classes"
@@ -157,7 +161,7 @@ class FederatedDataset:
 
     def _check_own_tests(self) -> None:
         kind = self.config.settings["partition"]["name"]
-        if self.deal.test is None:
+        if self.client_split.test is None:
             raise DataError(
                 f"the split has no novel classes, and partition {kind!r} sets no images aside to "
                 "test clients on. Name novel classes in split.novel, or set partition.name to "
@@ -199,7 +203,9 @@ class PreparedRun(FederatedDataset):
         flops = step_flops(model, spec.max_way * (spec.shot + spec.query))
         self.config = config = config.with_threads(threads_for(flops, config.run.threads))
         self.workers = workers_for(flops, config.run, text=self.dataset.is_text)
-        self.method: Method[Any] = config.method(model, self.base_classes, len(self.deal.train))
+        self.method: Method[Any] = config.method(
+            model, self.base_classes, len(self.client_split.train)
+        )
         spec.augment.check(self.dataset)
         if spec.min_way < 2:
             raise ConfigError(
@@ -218,7 +224,8 @@ class PreparedRun(FederatedDataset):
             raise ConfigError(
                 f"run.fleet is 'vectorised', and {traits.unstackable}, or run.fleet to 'threads'."
             )
-        if self._asks_for_novel() and traits.base_classes_only:
+        tested = np.concatenate([self.rows.validation, self.rows.novel])
+        if traits.base_classes_only and not set(self.classes_of(tested)) <= {*self.base_classes}:
             labels = " with episode.labels 'global'" if config.episode.labels == "global" else ""
             raise ConfigError(
                 f"method {config.settings['method']['name']!r}{labels} can predict only classes "
@@ -226,19 +233,18 @@ class PreparedRun(FederatedDataset):
                 "in split.base, and set partition.name to 'pathological' or 'clusters'; or split "
                 "users instead of classes by split.users, who have no class of their own."
             )
-        self._check_way("episode.way", config.episode.max_way, traits.max_way)
+        _check_way("episode.way", config.episode.max_way, traits.max_way)
         if config.episode.labels == "global":
             self._check_global_labels()
         self._check_clients()
         self.validation: EpisodicTest | None = None
         if self.own_tests:
-            assert self.deal.test is not None
-            self.test = self._own_class_test("test", self.deal.test)
-            if self.deal.validation is not None:
-                self.validation = self._own_class_test("validation", self.deal.validation)
+            assert self.client_split.test is not None
+            self.test = self._own_class_test("test", self.client_split.test)
+            if self.client_split.validation is not None:
+                self.validation = self._own_class_test("validation", self.client_split.validation)
             return
-        self._check_test_way("test.way", config.test.spec.max_way)
-        self.method.check_group(config.test.group)
+        self._check_test("test.way", config.test)
         if len(self.rows.validation):
             self.validation = self._test("validation")
         self.test = self._test("novel")
@@ -246,13 +252,6 @@ class PreparedRun(FederatedDataset):
     def notices(self) -> list[str]:
         """Return messages for the user before round 1, with warnings of the method."""
         return [*super().notices(), *self.method.traits.warnings]
-
-    def _asks_for_novel(self) -> bool:
-        """Return whether the tests have classes that no client trains on."""
-        if self.own_tests or self.config.split.users is None:
-            return not self.own_tests
-        asked = np.concatenate([self.rows.validation, self.rows.novel])
-        return not set(self.dataset.y[asked].tolist()) <= set(self.base_classes)
 
     def episodic_test(self, options: TestOptions) -> EpisodicTest:
         """Return a test on the novel rows with these options."""
@@ -263,22 +262,20 @@ class PreparedRun(FederatedDataset):
                     "fixes: the test cannot have another shape or seed. Omit the options."
                 )
             return self.test
-        self._check_test_way("way", options.spec.max_way)
-        self.method.check_group(options.group)
+        self._check_test("way", options)
         return self._novel_class_test(options)
 
     def _novel_class_test(self, options: TestOptions) -> EpisodicTest:
-        key = Key(options.seed).at("exam", "novel")
         if options.pool == "shared":
-            return self._drawn(self.rows.novel, options, options.episodes, key)
+            return self._drawn("novel", options, options.episodes)
         spec = self._shape(options)
         held = self.config.partition.assign(
             self.dataset, self.rows.novel, Key(options.seed).at("partition", "novel"), spec
         ).train
-        if len(held) != len(self.deal.train):
+        if len(held) != len(self.client_split.train):
             raise ConfigError(
                 f"test.pool is 'clients', and the partition deals the novel examples to "
-                f"{len(held)} clients, those of training to {len(self.deal.train)}. Set "
+                f"{len(held)} clients, those of training to {len(self.client_split.train)}. Set "
                 "partition.clients, or test.pool to 'shared'."
             )
         lacking = {c: text for c, text in infeasible_clients(self.dataset, held, spec).items()
@@ -289,23 +286,25 @@ class PreparedRun(FederatedDataset):
                 f"own test: {_first(lacking)}. Lower test.way, test.shot or test.query, use fewer "
                 "clients, or set test.pool to 'shared'."
             )
-        pools = [held[c] for c in self.clients]
-        return EpisodicTest(self.dataset, Tasks.draw_round_robin(
-            self.dataset, pools, spec, options.episodes, key))  # fmt: skip
+        pools, key = [held[c] for c in self.clients], Key(options.seed).at("exam", "novel")
+        tasks = Tasks.draw_round_robin(self.dataset, pools, spec, options.episodes, key)
+        return EpisodicTest(self.dataset, tasks)
 
     def _test(self, part: Literal["validation", "novel"]) -> EpisodicTest:
         options = self.config.test
         try:
             if part == "novel":
                 return self._novel_class_test(options)
-            key = Key(options.seed).at("exam", part)
-            return self._drawn(self.rows.validation, options, options.validation_episodes, key)
+            return self._drawn(part, options, options.validation_episodes)
         except DataError as error:
             raise DataError(f"the {part} classes cannot fill the test: {error}") from None
 
-    def _drawn(self, rows: Ints, options: TestOptions, episodes: int, key: Key) -> EpisodicTest:
-        classes = np.unique(self.dataset.y[rows]).tolist()
-        spec = self._shape(options)
+    def _drawn(
+        self, part: Literal["validation", "novel"], options: TestOptions, episodes: int
+    ) -> EpisodicTest:
+        rows: Ints = getattr(self.rows, part)
+        classes, spec = self.classes_of(rows), self._shape(options)
+        key = Key(options.seed).at("exam", part)
         return EpisodicTest.draw(self.dataset, classes, spec, episodes, key, rows, options.group)
 
     def _shape(self, options: TestOptions) -> EpisodeSpec:
@@ -314,20 +313,17 @@ class PreparedRun(FederatedDataset):
 
     def _own_class_test(self, part: str, held: Partition) -> EpisodicTest:
         key = Key(self.config.test.seed).at("exam", "own", part)
-        episodic_test = EpisodicTest.own(self.dataset, self.deal.train, held, self.clients, key)
-        self._check_test_way("the most classes of a client", episodic_test.widest)
+        episodic_test = EpisodicTest.own(
+            self.dataset, self.client_split.train, held, self.clients, key
+        )
+        widest = episodic_test.ways[1]
+        _check_way("the most classes of a client", widest, self.method.traits.max_test_way)
         return episodic_test
 
-    def _check_test_way(self, option: str, way: int) -> None:
-        """Raise ConfigError if a head is used at test and has fewer outputs than the test's way."""
-        self._check_way(option, way, self.method.traits.max_test_way)
-
-    def _check_way(self, option: str, way: int, widest: int | None) -> None:
-        if widest is not None and way > widest:
-            raise ConfigError(
-                f"{option} is {way}; model.head.way is {widest}, the number of classes that the "
-                f"head can predict. Set model.head.way to {way}."
-            )
+    def _check_test(self, option: str, test: TestOptions) -> None:
+        """Raise ConfigError if the method cannot have such a test; `option` names its way."""
+        _check_way(option, test.spec.max_way, self.method.traits.max_test_way)
+        self.method.check_group(test.group)
 
     def _check_global_labels(self) -> None:
         """Raise ConfigError unless the method has an output for each base class."""
@@ -346,7 +342,7 @@ class PreparedRun(FederatedDataset):
             )
 
     def _check_clients(self) -> None:
-        run, spec, n = self.config.run, self.config.episode, len(self.deal.train)
+        run, spec, n = self.config.run, self.config.episode, len(self.client_split.train)
         larger = ", or raise partition.alpha" if hasattr(self.config.partition, "alpha") else ""
         fix = f"Lower episode.way, episode.shot or episode.query, or use fewer clients{larger}."
         if self.left_out and (run.infeasible_clients == "refuse" or not self.clients):
@@ -366,6 +362,15 @@ class PreparedRun(FederatedDataset):
                 f"episode to {n} clients, and those of clients outside the cohort would be lost. "
                 f"Set partition.clients to {run.cohort}, or omit run.cohort."
             )
+
+
+def _check_way(option: str, way: int, widest: int | None) -> None:
+    """Raise ConfigError if the head has fewer outputs than a way, which `option` names."""
+    if widest is not None and way > widest:
+        raise ConfigError(
+            f"{option} is {way}; model.head.way is {widest}, the number of classes that the "
+            f"head can predict. Set model.head.way to {way}."
+        )
 
 
 def threads_for(flops: int, asked: int | None) -> int:

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from fedshot.config.load import Config, load
-from fedshot.config.settings import Settings
+from fedshot.config.settings import Settings, at, merged
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.locks import Lock, only_one, taken
 from fedshot.core.records import COPY
@@ -56,9 +58,15 @@ def written(folder: Path) -> Settings:
         raise CheckpointError(f"{error} {COPY}.") from None
 
 
-def configuration(folder: Path) -> Config:
-    """Return the configuration of a run. Raises as `written` does, and ConfigError."""
-    return Config.of(written(folder))
+def configuration(folder: Path, *, any_device: bool = False) -> Config:
+    """Return the configuration of a run. Raises as `written` does, and ConfigError.
+
+    With `any_device`, the device is the CPU if the run's was a GPU and this machine has none.
+    """
+    settings = written(folder)
+    if any_device and at(settings, "run.device") == "cuda" and not torch.cuda.is_available():
+        settings = merged(settings, {"run": {"device": "cpu"}})
+    return Config.of(settings)
 
 
 def in_training(folder: Path) -> bool | None:

@@ -23,7 +23,7 @@ _MAX_NAMES = 40  # maximum number of class names in a card
 
 def card_facts(run: TrainedRun) -> dict[str, str]:
     """Return facts about the model as texts, keyed by name."""
-    settings, facts = run.config.settings, run.facts
+    settings, facts = run.config.settings, run.dataset_info
     test = result_of(run)
     return {
         "run": settings["name"],
@@ -53,7 +53,7 @@ def result_of(run: TrainedRun) -> dict[str, Any] | None:
 def protocol_of(run: TrainedRun) -> TestProtocol:
     """Return the protocol of the run's test, whether or not the run has been tested."""
     found = TestProtocol.of(run.config.settings, result_of(run))
-    return replace(found, own=not run.facts.novel) if found.own is None else found
+    return replace(found, own=not run.dataset_info.novel) if found.own is None else found
 
 
 def card_text(
@@ -64,7 +64,7 @@ def card_text(
     licence: str | None,
 ) -> str:
     """Return the model card as Markdown; `encoders` are the encoder's files, one per format."""
-    settings, facts = run.config.settings, run.facts
+    settings, facts = run.config.settings, run.dataset_info
     lines = [
         f"# {code(settings['name'])}: an encoder for few-shot recognition",
         "",
@@ -109,7 +109,7 @@ def card_text(
 
 def _parts(run: TrainedRun) -> list[str]:
     """Return the lines on the data that chose the round and on the data of the test."""
-    facts, protocol = run.facts, protocol_of(run)
+    facts, protocol = run.dataset_info, protocol_of(run)
     by = (result_of(run) or {}).get("chosen_by", run.config.run.choose)
     if by in ("best_on_test_classes", "test classes"):
         chosen = "chosen by the test itself, so the accuracy below is NOT HONEST"
@@ -166,7 +166,7 @@ def _results(run: TrainedRun) -> list[str]:
 def _use(run: TrainedRun, encoders: Sequence[str]) -> list[str]:
     model = run.model
     shape = ", ".join(map(str, model.shape))
-    if run.facts.is_text:
+    if run.dataset_info.is_text:
         takes = (
             f"int32 [n, {model.shape[0]}]: word numbers, 0 for padding after the words, 1 for "
             "an unknown word, and for others the line number in words.txt plus 1 (the first line "
@@ -224,22 +224,23 @@ def _limits(run: TrainedRun) -> list[str]:
             "- The method adapts by gradient steps at test, which this file does not do: "
             "predictions by class means of its features differ from the run's."
         )
-    if run.facts.is_text:
+    if run.dataset_info.is_text:
         lines.append(
-            f"- Knows {len(run.facts.words):,} words: those of the data set that have a vector."
+            f"- Knows {len(run.dataset_info.words):,} words: those of the data set that have a "
+            "vector."
         )
     return lines
 
 
 def _licence(run: TrainedRun) -> str:
     known = LICENCES.get(run.config.settings["data"]["name"], NO_LICENCE)
-    return f"{known}; {VECTORS}" if run.facts.is_text else known
+    return f"{known}; {VECTORS}" if run.dataset_info.is_text else known
 
 
 def _names(run: TrainedRun, classes: Sequence[int]) -> str:
     if not classes:
         return "none"
-    names = [code(run.facts.class_names[c]) for c in classes]
+    names = [code(run.dataset_info.class_names[c]) for c in classes]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return f"{', '.join(names[:_MAX_NAMES])}{more}"
 

@@ -190,7 +190,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         query = self._examples(X, fitting=False)
         if not len(query):
             return torch.empty((0, len(self.classes_)))
-        found = torch.cat(run.answer(self._eval_episodes(run, query), self.client))
+        found = torch.cat(run.logits(self._eval_episodes(run, query), self.client))
         wrong = int((~torch.isfinite(found).all(1)).sum())
         if wrong:
             raise CheckpointError(
@@ -215,9 +215,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     ) -> None:
         if run.method.traits.base_classes_only:
             raise ConfigError(
-                f"{run.method.name} predicts only the {len(run.facts.base)} classes that it was "
-                "trained on, and cannot learn others. Choose a run of a method that learns from "
-                "examples at test, such as fedavg_probe."
+                f"{run.method.name} predicts only the {len(run.dataset_info.base)} classes that it "
+                "was trained on, and cannot learn others. Choose a run of a method that learns "
+                "from examples at test, such as fedavg_probe."
             )
         if not len(x):
             raise InputError("there are no examples (0 sample(s)); a minimum of 1 is required.")
@@ -242,8 +242,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             )
         self.classes_, self.support_ = classes, x
         self.support_codes_ = torch.from_numpy(codes.astype(np.int64))
-        if not run.facts.is_text:
-            self.n_features_in_ = int(np.prod(run.facts.shape))
+        if not run.dataset_info.is_text:
+            self.n_features_in_ = int(np.prod(run.dataset_info.shape))
         self._fitted_with = self._settings()
         self.calibration_: Calibration | None = None
         if len(classes) < 2:
@@ -260,7 +260,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if self.client is not None or run.keeps_private:  # else the server can always predict
             if self.client is not None:
                 run.check_client(self.client)
-            run.answer(self._eval_episodes(run, x[:1]), self.client)
+            run.logits(self._eval_episodes(run, x[:1]), self.client)
 
     def _check_threshold(self, found: Calibration | None) -> None:
         if self.accept_unknown is None:
@@ -316,7 +316,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         asked = (str(self.run), self.data_dir)
         if getattr(self, "_asked", None) != asked:
             self._run = TrainedRun(self.run, self.data_dir)
-            self._inputs = Inputs(self._run.facts, self._run.config)
+            self._inputs = Inputs(self._run.dataset_info, self._run.config)
             self._asked = asked
         return self._run
 
@@ -327,7 +327,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return self._inputs
 
     def _eval_episodes(self, run: TrainedRun, query: Tensor) -> QueryEpisodes:
-        way, known = len(self.classes_), len(run.facts.class_names)
+        way, known = len(self.classes_), len(run.dataset_info.class_names)
         classes = torch.arange(known, known + way)  # numbers unused in the training data
         return QueryEpisodes(
             self.support_,

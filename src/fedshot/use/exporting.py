@@ -84,8 +84,10 @@ def export(
     description = _description(run, module) | {"weights": weights, "licence": licence}
     text = json.dumps(description, indent=1, sort_keys=True) + "\n"
     files = {FILES[to]: data, "encoder.json": text.encode(), "README.md": b""}
-    if run.facts.is_text:
-        files["words.txt"] = "\n".join(run.facts.words).encode("utf-8", "surrogateescape") + b"\n"
+    if run.dataset_info.is_text:
+        files["words.txt"] = (
+            "\n".join(run.dataset_info.words).encode("utf-8", "surrogateescape") + b"\n"
+        )
     encoders = [file for file in FILES.values() if file in files or (folder / file).exists()]
     others = [file for file in encoders if file not in files]
     files["README.md"] = card_text(run, encoders, [*files, *others], client, licence).encode()
@@ -136,13 +138,13 @@ def _description(run: TrainedRun, module: Encoder) -> dict[str, Any]:
         "dtype": model.dtype,
         "features": model.out_features,
         "inputs": ["support", "query"] if isinstance(module, TaskEncoder) else ["examples"],
-        "kind": "text" if run.facts.is_text else "images",
+        "kind": "text" if run.dataset_info.is_text else "images",
         "norm_policy": model.norm_policy,
         "pixel_mean": model.pixel_mean,
         "pixel_std": model.pixel_std,
         "shape": list(model.shape),
     }
-    if not run.facts.is_text:
+    if not run.dataset_info.is_text:
         found["pixels"] = preprocessing(run)
     return found
 

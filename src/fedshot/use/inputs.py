@@ -19,7 +19,7 @@ from fedshot.config.load import Config
 from fedshot.core.errors import DataError, InputError
 from fedshot.data.example_inputs import Pictures, Sentences
 from fedshot.data.tokens import FIRST_WORD, PADDING
-from fedshot.runs.dataset_info import Facts
+from fedshot.runs.dataset_info import DatasetInfo
 
 _PICTURES = "arrays [n, H, W, C] or [n, H, W], paths of picture files, their bytes, or PIL images"
 _ARRAY_DIMS = (3, 4)
@@ -30,18 +30,18 @@ class Inputs:
     """Converts examples to inputs of a model in the same way as the run's training data.
 
     Args:
-        facts: facts of the run's data.
+        info: information about the dataset.
         config: configuration of the run.
     """
 
-    def __init__(self, facts: Facts, config: Config) -> None:
-        self._facts = facts
-        self._pictures = None if facts.is_text else Pictures.like(config.data, facts.shape)
+    def __init__(self, info: DatasetInfo, config: Config) -> None:
+        self._info = info
+        self._pictures = None if info.is_text else Pictures.like(config.data, info.shape)
         self._sentences = None
-        if facts.is_text:
-            rows = {word: row for row, word in enumerate(facts.words, start=FIRST_WORD)}
+        if info.is_text:
+            rows = {word: row for row, word in enumerate(info.words, start=FIRST_WORD)}
             keep = getattr(config.data, "keep", "all")
-            self._sentences = Sentences(rows, facts.shape[0], keep, config.data)
+            self._sentences = Sentences(rows, info.shape[0], keep, config.data)
 
     def __call__(self, x: Any) -> Tensor:
         """Return images as uint8 [n, H, W, C], or texts as int32 [n, L] padded to the longest.
@@ -131,15 +131,15 @@ class Inputs:
 
     def _rows(self, x: np.ndarray[Any, Any]) -> Tensor:
         """Check and return rows of word numbers, which are numbered as in the run's data."""
-        most = FIRST_WORD + len(self._facts.words)
+        most = FIRST_WORD + len(self._info.words)
         if x.size and (x.min() < PADDING or x.max() >= most):
             raise InputError(
                 f"word numbers range from {x.min()} to {x.max()}; expected 0 to {most - 1}, rows "
                 "of the run's word vectors."
             )
-        if x.shape[1] > self._facts.shape[0] or not x.shape[1]:
+        if x.shape[1] > self._info.shape[0] or not x.shape[1]:
             raise InputError(
-                f"rows have {x.shape[1]} words; expected 1 to {self._facts.shape[0]}. Shorten them."
+                f"rows have {x.shape[1]} words; expected 1 to {self._info.shape[0]}. Shorten them."
             )
         empty = np.flatnonzero((x == PADDING).all(axis=1))
         if len(empty):

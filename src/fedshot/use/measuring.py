@@ -64,7 +64,7 @@ def measure(
     rows = run.federated.rows.validation
     dataset = run.federated.dataset
     classes = np.unique(dataset.y[rows]).tolist()
-    if not classes and not run.facts.novel:
+    if not classes and not run.dataset_info.novel:
         raise ConfigError(
             f"{run.folder} tests its clients on their own classes and has no validation classes to "
             "measure confidence on. Calibrate a run with novel classes and split.validation."

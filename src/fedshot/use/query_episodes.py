@@ -60,8 +60,8 @@ class QueryEpisodes(LazyEpisodes):
         """Return the examples with the indices first .. last - 1."""
         return self._x[first:last]
 
-    def sheet(self, u: int) -> EpisodeIndex:
-        """Return episode u with indices in place of examples."""
+    def episode_index(self, u: int) -> EpisodeIndex:
+        """Return the indices of the examples of episode u."""
         places = torch.arange(len(self._x), device=self._x.device)
         first, last = self._span(u)
         return EpisodeIndex(places[: self._n], self._codes, places[first:last], len(self._classes))

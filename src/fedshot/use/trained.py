@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshot.config.load import Config
 from fedshot.core import tree
 from fedshot.core.errors import CheckpointError, ConfigError, DataError, as_path
 from fedshot.core.machine import arithmetic
@@ -30,10 +29,9 @@ from fedshot.nn.models.cost import step_flops
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.method import Prediction
 from fedshot.runs import run_folder
-from fedshot.runs.dataset_info import Facts
-from fedshot.runs.experiment import fleet_for
+from fedshot.runs.dataset_info import DatasetInfo
+from fedshot.runs.experiment import check_belongs, fleet_for
 from fedshot.runs.prepare import FederatedDataset, threads_for, workers_for
-from fedshot.runs.relocate import check_here, on_this_machine
 
 _BEFORE = 0  # the round before training
 
@@ -53,7 +51,7 @@ class TrainedRun:
 
     def __init__(self, folder: Path | str, data_dir: str | None = None) -> None:
         self.folder, self._data_dir = as_path("folder", folder), data_dir
-        self.config = Config.of(on_this_machine(run_folder.written(self.folder)))
+        self.config = run_folder.configuration(self.folder, any_device=True)
         self.checkpoints = run_folder.checkpoints(self.folder)
         rounds = self.checkpoints.rounds()
         if not rounds:
@@ -63,17 +61,17 @@ class TrainedRun:
         last = self.checkpoints.notes(rounds[-1])
         self.trained_rounds: int = rounds[-1]
         self.round: int = last["best"][0]
-        self.facts = self._facts(last["dataset"])
-        check_here(self.folder, last, self.config)
-        model = self.config.model.of(self.facts.shape, self.facts.table)
+        self.dataset_info = self._info(last["dataset"])
+        check_belongs(self.folder, last, self.config, any_device=True)
+        model = self.config.model.of(self.dataset_info.shape, self.dataset_info.table)
         spec = self.config.episode
         flops = step_flops(model, spec.max_way * (spec.shot + spec.query))
         self.config = self.config.with_threads(threads_for(flops, self.config.run.threads))
-        self.method = self.config.method(model, self.facts.base, self.facts.dealt)
+        self.method = self.config.method(model, self.dataset_info.base, self.dataset_info.dealt)
         self.model = model
         self._key = Key(self.config.seed)
         self._host = _Hosts(self)
-        workers = workers_for(flops, self.config.run, text=self.facts.is_text)
+        workers = workers_for(flops, self.config.run, text=self.dataset_info.is_text)
         self._fleet = Guard(fleet_for(self._host, self.config.run, workers))
         self._first = self.method.init(self._key.at("init"))
         self.server, notes = self.checkpoints.read(self.round, self._first)
@@ -88,7 +86,7 @@ class TrainedRun:
 
     @cached_property
     def _first_private(self) -> Tree:
-        return self.method.init_client(self.facts.clients[0], self._key.at("clients"))
+        return self.method.init_client(self.dataset_info.clients[0], self._key.at("clients"))
 
     def private(self, client: int) -> Tree:
         """Return the private state of a client after the chosen round."""
@@ -107,7 +105,7 @@ class TrainedRun:
 
     def check_client(self, client: int) -> None:
         """Raise ConfigError unless this client has its own trained model."""
-        known = self.facts.clients
+        known = self.dataset_info.clients
         if client not in known:
             shown = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
             raise ConfigError(f"client is {client!r}; the clients of this run are {shown}.")
@@ -124,7 +122,7 @@ class TrainedRun:
                 "model is untrained. Choose another client."
             )
 
-    def answer(
+    def logits(
         self, eval_episodes: Sequence[EvalEpisode], client: int | None = None
     ) -> list[Tensor]:
         """Return the logits [queries, way] of each episode.
@@ -138,7 +136,7 @@ class TrainedRun:
         predictions = self.evaluate(eval_episodes, client)
         by_client = any(p.client is not None for p in predictions)
         if client is None and by_client:
-            first = ", ".join(map(str, self.facts.clients[:3]))
+            first = ", ".join(map(str, self.dataset_info.clients[:3]))
             raise ConfigError(
                 f"{self.method.name} predicts with the models of its clients. Set client to one "
                 f"of {first}, ..."
@@ -158,7 +156,7 @@ class TrainedRun:
         self, eval_episodes: Sequence[EvalEpisode], client: int | None = None
     ) -> list[Prediction]:
         """Return the method's predictions as in the test, with all clients or only `client`."""
-        ids = self.facts.clients if client is None else (client,)
+        ids = self.dataset_info.clients if client is None else (client,)
         clients = Clients(self._fleet, ids, quorum=0.0, round=self.round, phase="evaluate")
         threads, device = self.config.run.threads, self.config.run.device
         assert threads is not None
@@ -171,30 +169,30 @@ class TrainedRun:
     def federated(self) -> FederatedDataset:
         """The run's data, split among the clients. Raises DataError if the data are missing."""
         found = FederatedDataset(self.config, self._data_dir)
-        if found.dataset.digest != self.facts.digest:
+        if found.dataset.digest != self.dataset_info.digest:
             raise DataError(
-                f"{self.folder} was trained on other data: the hash of dataset {self.facts.name!r} "
-                "differs. Restore the data."
+                f"{self.folder} was trained on other data: the hash of dataset "
+                f"{self.dataset_info.name!r} differs. Restore the data."
             )
         return found
 
-    def _facts(self, digest: str) -> Facts:
-        facts = Facts.read(self.folder)
-        if facts is None:
+    def _info(self, digest: str) -> DatasetInfo:
+        info = DatasetInfo.read(self.folder)
+        if info is None:
             try:
-                facts = FederatedDataset(self.config, self._data_dir).facts()
+                info = FederatedDataset(self.config, self._data_dir).dataset_info()
             except DataError as error:
                 raise DataError(
                     f"{self.folder} is of an older version that stored no dataset info, so its "
                     f"data are needed: {error} Run `fedshot resume {self.folder}` with the data to "
                     "store it."
                 ) from None
-        if facts.digest != digest:
+        if info.digest != digest:
             raise CheckpointError(
-                f"{self.folder}: the dataset info of {facts.name!r} does not belong to the "
+                f"{self.folder}: the dataset info of {info.name!r} does not belong to the "
                 "checkpoint. Restore the folder from a copy."
             )
-        return facts
+        return info
 
 
 class _Hosts(Host):
@@ -223,5 +221,5 @@ class _LazyData:
 
     def __getattr__(self, name: str) -> Any:
         federated = self._run.federated
-        rows = federated.deal.train[self._client]
+        rows = federated.client_split.train[self._client]
         return getattr(ClientData(federated.dataset, rows), name)

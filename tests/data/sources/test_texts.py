@@ -209,15 +209,15 @@ def test_a_run_on_texts_trains_validates_and_tests(tmp_path, vectors):
             "test": {"way": 2, "shot": 1, "query": 2, "episodes": 4, "validation_episodes": 4},
         }
     )
-    setting = PreparedRun(config)
-    assert any("240 texts of at most 100 words" in line for line in facts(setting))
+    prepared = PreparedRun(config)
+    assert any("240 texts of at most 100 words" in line for line in facts(prepared))
     lacking = (
         "0 of 240 texts are empty or have no word with a vector; 33.3 % of the words have none"
     )
-    assert f"my: {lacking}" in setting.notices()
-    assert lacking in facts(setting)
-    assert all(path.suffix == ".svg" for path in pictures(setting, tmp_path / "pictures"))
-    experiment = Experiment(setting, tmp_path / "run")
+    assert f"my: {lacking}" in prepared.notices()
+    assert lacking in facts(prepared)
+    assert all(path.suffix == ".svg" for path in pictures(prepared, tmp_path / "pictures"))
+    experiment = Experiment(prepared, tmp_path / "run")
     assert [record.round for record in experiment.run()] == [0, 1, 2]
     assert 0 <= experiment.result().accuracy <= 1
     assert experiment.folder.joinpath("result.json").is_file()

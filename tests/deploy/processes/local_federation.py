@@ -139,10 +139,10 @@ def alone(
     def plan(exchange: Exchange, client: int) -> Trouble | None:
         return "drop" if (exchange.version[0], client) in faults else None
 
-    def elsewhere(here: Fleet) -> Fleet:
+    def remote_fleet(here: Fleet) -> Fleet:
         return Unreliable(here, plan)
 
-    made = Experiment(setting(*changes, {"run": {"fleet": "sequential"}}), folder, elsewhere)
+    made = Experiment(setting(*changes, {"run": {"fleet": "sequential"}}), folder, remote_fleet)
     for _ in made.run():
         pass
     return made

@@ -424,7 +424,7 @@ def test_a_probe_may_sit_a_test_wider_than_the_head_that_has_no_part_in_it() -> 
     def setting(**changes: Any) -> PreparedRun:
         return PreparedRun(Config.of(merged(SMALL, wide, {"method": small}, changes)))
 
-    assert setting(method={"name": "f2l", "evaluated": "server"}).test.widest == 5
+    assert setting(method={"name": "f2l", "evaluated": "server"}).test.ways[1] == 5
     with pytest.raises(ConfigError, match=r"test.way is 5; model.head.way is 3"):
         setting()
     with pytest.raises(ConfigError, match=r"episode.way is 4; model.head.way is 3"):

@@ -42,7 +42,7 @@ def test_questions_as_features_still_go_to_their_owners(
 def test_a_client_answers_its_own_test_and_no_other(by: str, tmp_path: Path) -> None:
     f2l = {"name": "f2l", "local_steps": 1, "transformer": {"hidden": 8}, "answer_by": by}
     run = finished(tmp_path / "run", OWN, {"method": f2l, "run": {"cohort": 4}})
-    episodic_test = run.setting.test
+    episodic_test = run.prepared.test
     clients = run._clients(1, "evaluate")
     found = run.method.evaluate(run.server, clients, episodic_test.eval_episodes, Key(0))
     assert sorted((a.eval_episode, a.client) for a in found) == list(
@@ -50,4 +50,4 @@ def test_a_client_answers_its_own_test_and_no_other(by: str, tmp_path: Path) -> 
     )
     assert len(found) == 4
     score = run.result()
-    assert (sorted(score.clients), score.unanswered) == (run.setting.clients, 0)
+    assert (sorted(score.clients), score.unanswered) == (run.prepared.clients, 0)

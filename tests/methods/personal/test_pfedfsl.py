@@ -532,9 +532,9 @@ def test_a_run_that_was_stopped_ends_in_the_same_bits(tmp_path: Path) -> None:
 
 def test_the_features_of_a_client_are_those_of_its_training_and_test_images(tmp_path: Path) -> None:
     run = finished(tmp_path / "run", OWN)
-    client, data = run.setting.clients[2], run.setting.dataset
-    assert run.setting.deal.test is not None
-    train, test = run.setting.deal.train[client], run.setting.deal.test[client]
+    client, data = run.prepared.clients[2], run.prepared.dataset
+    assert run.prepared.client_split.test is not None
+    train, test = run.prepared.client_split.train[client], run.prepared.client_split.test[client]
     new, pixels = own_features(run, client), own_features(run, client, original=True)
     assert new.points.shape == (len(train) + len(test), 16)
     for space in (new, pixels):

@@ -223,7 +223,7 @@ def write_server_tests(folder: Path, federated: FederatedDataset) -> None:
             "server without the dataset does not have. Start it with the whole dataset, with "
             "--data-dir."
         )
-    train = federated.deal.train
+    train = federated.client_split.train
     left_out = {str(client): reason for client, reason in federated.left_out.items()}
     notes = {"dataset": federated.dataset.digest, "deal": train.digest, "left_out": left_out}
     write_tests(
@@ -284,7 +284,7 @@ class ServerTestRun(PreparedRun):
             self._base = tuple(int(c) for c in notes["base"])
             self.dataset = _full_dataset(found, notes)
             self.rows = RowSplit(_NONE, found["validation"], found["novel"])
-            self.deal = ClientSplit(Partition.of([_NONE] * int(notes["clients"])))
+            self.client_split = ClientSplit(Partition.of([_NONE] * int(notes["clients"])))
             self.left_out = {int(client): str(why) for client, why in notes["left_out"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
@@ -294,10 +294,10 @@ class ServerTestRun(PreparedRun):
         self.split, self.own_tests = None, False
         agreed = ("name", "class_names", "shape", "dataset", "deal", "words")
         self.notes = {name: notes[name] for name in agreed if name in notes}
-        self.clients = [c for c in range(len(self.deal.train)) if c not in self.left_out]
+        self.clients = [c for c in range(len(self.client_split.train)) if c not in self.left_out]
 
     @cached_property
-    def deal_digest(self) -> str:
+    def partition_digest(self) -> str:
         """SHA-256 of the client split; "" if each host packed its own data."""
         return str(self.notes.get("deal", ""))
 

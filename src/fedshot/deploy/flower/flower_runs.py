@@ -128,7 +128,7 @@ def open_experiment(
     keeps_state = bool(tree.leaves(prepared.method.init_client(0, prepared.key.at("clients"))))
     sizes = {}
     if not isinstance(prepared, ServerTestRun):
-        sizes = {client: len(prepared.deal.train[client]) for client in prepared.clients}
+        sizes = {client: len(prepared.client_split.train[client]) for client in prepared.clients}
     fleets: list[FlowerFleet] = []
 
     def record(influence: dict[str, Any]) -> None:

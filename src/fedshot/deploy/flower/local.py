@@ -71,7 +71,7 @@ def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = Fa
         data, partial = node / "data", node / "data.partial"
         if not data.exists():
             shutil.rmtree(partial, ignore_errors=True)
-            write_shards(partial, prepared.dataset, prepared.deal.train, clients)
+            write_shards(partial, prepared.dataset, prepared.client_split.train, clients)
             partial.replace(data)
 
 

@@ -56,9 +56,9 @@ class Setup:
         if isinstance(prepared, ServerTestRun):
             data = prepared.notes
         else:
-            data = notes_of(prepared.dataset, prepared.deal.train)
+            data = notes_of(prepared.dataset, prepared.client_split.train)
         own = fingerprint(prepared.config.settings["method"]["name"])
-        return cls(run, text, prepared.base_classes, len(prepared.deal.train), data, own)
+        return cls(run, text, prepared.base_classes, len(prepared.client_split.train), data, own)
 
     def to_json(self) -> dict[str, Any]:
         """Return the setup and the versions as JSON values."""

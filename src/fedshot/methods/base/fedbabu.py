@@ -33,7 +33,7 @@ from fedshot.protocol.averaging import average, local_reply
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import Method, Prediction, Traits
-from fedshot.protocol.probe_answers import predict_by_probe
+from fedshot.protocol.probe_predictions import predict_by_probe
 
 
 class FedBABUState(NamedTuple):

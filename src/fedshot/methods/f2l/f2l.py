@@ -71,7 +71,7 @@ from fedshot.protocol.method import (
     predict_at_clients,
     predict_at_server,
 )
-from fedshot.protocol.probe_answers import embedded, predict_by_probe
+from fedshot.protocol.probe_predictions import embedded, predict_by_probe
 
 
 class F2LState(NamedTuple):

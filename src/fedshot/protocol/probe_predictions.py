@@ -67,8 +67,8 @@ def embedded(
 
 def _of_rows(cache: FeatureCache, h: Tensor, u: int) -> EvalEpisode:
     """Return episode u, given the features h of all distinct examples."""
-    sheet = cache.episode_index(u)
-    return EvalEpisode(h[sheet.support], sheet.support_y, h[sheet.query], torch.arange(sheet.way))
+    index = cache.episode_index(u)
+    return EvalEpisode(h[index.support], index.support_y, h[index.query], torch.arange(index.way))
 
 
 class _Embedded(LazyEpisodes):
