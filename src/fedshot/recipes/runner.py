@@ -37,6 +37,11 @@ class State:
     failed: dict[int, str] = field(default_factory=dict)  # seed -> reason
     wanted: int = 0  # number of seeds requested
 
+    @property
+    def finished(self) -> list[Mapping[str, Any]]:
+        """The facts of each finished seed, by seed."""
+        return [one for _, one in sorted(self.result.seeds.items())] if self.result else []
+
 
 @dataclass(frozen=True)
 class Request:
