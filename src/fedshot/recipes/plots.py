@@ -22,11 +22,10 @@ from fedshot.config import settings as trees
 from fedshot.config.schema import not_honest
 from fedshot.core import storage
 from fedshot.core.locks import locked
-from fedshot.recipes.current import current
 from fedshot.recipes.plane import planes
 from fedshot.recipes.recipe import AGAINST, Column, Recipe
 from fedshot.recipes.results import Results, validation_curve
-from fedshot.recipes.runner import State
+from fedshot.recipes.runner import State, current
 from fedshot.reports.figure_export import DASHES, INK, PALETTE, drawing
 
 _SIZE, _SWEEP_WIDTH = (5.6, 3.6), 3.4  # inches of a curve; width of a panel of a sweep

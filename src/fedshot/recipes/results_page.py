@@ -11,13 +11,12 @@ from statistics import fmean, stdev
 from fedshot.config import settings as trees
 from fedshot.core.text import count, megabytes, printable, seconds
 from fedshot.recipes import provenance
-from fedshot.recipes.current import current
 from fedshot.recipes.plan import marks
 from fedshot.recipes.plane import planar
 from fedshot.recipes.plots import shown, swept
 from fedshot.recipes.recipe import AGAINST, Recipe
 from fedshot.recipes.results import CellResult, command, validation_curve
-from fedshot.recipes.runner import State
+from fedshot.recipes.runner import State, current
 from fedshot.recipes.tables import Marks, difference, measure, ours, published, raw_pixels, unfair
 
 _HEAD = """\

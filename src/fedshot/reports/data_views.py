@@ -22,6 +22,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.dataset import Ints
 from fedshot.data.episodes.episode import examples
 from fedshot.nn.models.mode import Mode
+from fedshot.reports.partition_plots import class_counts
 from fedshot.runs import run_folder
 from fedshot.runs.prepare import FederatedDataset, PreparedRun
 from fedshot.runs.relocate import check_here, on_this_machine
@@ -76,13 +77,13 @@ def data_views(folder: Path, data_dir: str | None = None) -> DataViews:
     """Load a run's data and its model of the chosen round, read-only, and return their views."""
     try:
         config = Config.of(on_this_machine(run_folder.written(folder)))
-        setting = PreparedRun(config, data_dir)
+        prepared = PreparedRun(config, data_dir)
     except FedshotError as error:
         return DataViews(str(error), str(error))
-    held = holdings(setting)
-    note = f"{setting.dataset.name}: {setting.copies}" if setting.copies.identical else ""
+    held = holdings(prepared)
+    note = f"{prepared.dataset.name}: {prepared.copies}" if prepared.copies.identical else ""
     try:
-        return DataViews(held, _mapped(setting, _chosen(setting, folder)), note)
+        return DataViews(held, _mapped(prepared, _chosen(prepared, folder)), note)
     except FedshotError as error:
         return DataViews(held, str(error), note)
 
@@ -90,18 +91,14 @@ def data_views(folder: Path, data_dir: str | None = None) -> DataViews:
 def holdings(federated: FederatedDataset) -> PartitionTable:
     """Count each client's examples of each class that any client has."""
     data, parts = federated.dataset, federated.deal.train
-    held = np.unique(data.y[parts.indices]).tolist()
-    shown = range(min(len(parts), _CLIENTS))
-    counts = (np.bincount(data.y[parts[k]], minlength=data.n_classes)[held] for k in shown)
+    classes, table = class_counts(parts, data.y, _CLIENTS)
+    names = tuple(data.class_names[c] for c in classes)
     return PartitionTable(
-        tuple(shown),
-        tuple(data.class_names[c] for c in held),
-        tuple(tuple(row.tolist()) for row in counts),
-        len(parts),
+        tuple(range(len(table))), names, tuple(map(tuple, table.tolist())), len(parts)
     )
 
 
-def _chosen(setting: PreparedRun, folder: Path) -> Tree:
+def _chosen(prepared: PreparedRun, folder: Path) -> Tree:
     """Return the server's state after the chosen round; another device may have trained it.
 
     Raises CheckpointError if there is no checkpoint, or it is of another run or other data.
@@ -111,29 +108,29 @@ def _chosen(setting: PreparedRun, folder: Path) -> Tree:
     if not rounds:
         raise CheckpointError(f"{folder} has no checkpoint yet.")
     notes = checkpoints.notes(rounds[-1])
-    check_here(folder, notes, setting.config)
-    if notes["dataset"] != setting.dataset.digest:
+    check_here(folder, notes, prepared.config)
+    if notes["dataset"] != prepared.dataset.digest:
         raise CheckpointError(
-            f"{folder} was trained on other data: the hash of dataset {setting.dataset.name!r} "
+            f"{folder} was trained on other data: the hash of dataset {prepared.dataset.name!r} "
             "differs. Restore the data."
         )
-    first = setting.method.init(setting.key.at("init"))
+    first = prepared.method.init(prepared.key.at("init"))
     return checkpoints.read(notes["best"][0], first)[0]
 
 
-def _mapped(setting: PreparedRun, server: Tree) -> Map | str:
+def _mapped(prepared: PreparedRun, server: Tree) -> Map | str:
     """Return a map of novel examples by the server's features, or the reason why there is none."""
-    if setting.own_tests:
+    if prepared.own_tests:
         return "there are no novel classes: clients are tested on images of their own"
-    model = setting.method.model
+    model = prepared.method.model
     body = _body(server)
     if body is None:
         return "the server has no single encoder: models stay with, or belong to, the clients"
     params, stats = model.init(Key(0))
     if (found := tree.difference(params["body"], body)) is not None:
         return f"the server's encoder is not the model's: {found}"
-    rows = _some(setting.dataset.y, setting.rows.novel)
-    x = examples(setting.dataset, np.concatenate(list(rows.values())))
+    rows = _some(prepared.dataset.y, prepared.rows.novel)
+    x = examples(prepared.dataset, np.concatenate(list(rows.values())))
     kept = getattr(server, "stats", stats) if model.norm_policy == "running" else stats
     mode = Mode(norm="given" if model.norm_policy == "running" else "batch")
     with torch.no_grad(), arithmetic(1):
@@ -142,13 +139,13 @@ def _mapped(setting: PreparedRun, server: Tree) -> Map | str:
         return "the features are not finite: training diverged"
     places, shares = _flat(h.double().numpy())
     parts = np.split(places, np.cumsum([len(r) for r in rows.values()])[:-1])
-    names = setting.dataset.class_names
+    names = prepared.dataset.class_names
     points = {
         names[c]: tuple((x, y) for x, y in np.round(part, _DIGITS).tolist())
         for c, part in zip(rows, parts, strict=True)
     }
-    novel = len(np.unique(setting.dataset.y[setting.rows.novel]))
-    return Map(points, novel, shares, users=setting.split is None)
+    novel = len(np.unique(prepared.dataset.y[prepared.rows.novel]))
+    return Map(points, novel, shares, users=prepared.split is None)
 
 
 def _body(server: Any) -> Tree | None:
