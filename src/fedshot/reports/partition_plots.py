@@ -60,7 +60,9 @@ def class_counts(partition: Partition, labels: Ints, most: int) -> tuple[list[in
         for k in range(min(len(partition), most))
     ]
     used = np.isin(held, labels[partition.indices])
-    return held[used].tolist(), np.array(table, dtype=np.int64).reshape(len(table), len(held))[:, used]
+    return held[used].tolist(), np.array(table, dtype=np.int64).reshape(len(table), len(held))[
+        :, used
+    ]
 
 
 def class_histogram(
