@@ -14,12 +14,11 @@ from fedshot.cli.main import main
 from fedshot.config.load import Config
 from fedshot.core.errors import CheckpointError
 from fedshot.recipes import cell_worker, plots, provenance, results_page, tuning
-from fedshot.recipes.current import current
 from fedshot.recipes.plan import digest, marks
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, outdated
-from fedshot.recipes.runner import RecipeRunner, Request
+from fedshot.recipes.runner import RecipeRunner, Request, current
 from system.runs import experiment, finished
 
 from .test_recipes import changed, facts

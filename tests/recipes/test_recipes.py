@@ -18,12 +18,11 @@ from fedshot.config.load import Config
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.methods.registry import METHODS
 from fedshot.recipes import provenance, results_page, tables, timing, tuning
-from fedshot.recipes.current import current
 from fedshot.recipes.index import load, names
 from fedshot.recipes.plan import Obstacle, budget_marks, check_cell, comparable, marks
 from fedshot.recipes.reading import read
 from fedshot.recipes.results import Results, score_of
-from fedshot.recipes.runner import RecipeRunner, Request, State
+from fedshot.recipes.runner import RecipeRunner, Request, State, current
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 

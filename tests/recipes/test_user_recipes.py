@@ -12,11 +12,10 @@ from fedshot.config import settings as trees
 from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError
 from fedshot.recipes import plots, timing, tuning
-from fedshot.recipes.current import current
 from fedshot.recipes.index import load, names
 from fedshot.recipes.plan import budget_marks, data_marks, marks
 from fedshot.recipes.reading import joined, read
-from fedshot.recipes.runner import RecipeRunner, Request
+from fedshot.recipes.runner import RecipeRunner, Request, current
 
 METHOD = {"method": {"name": "fedbabu"}}
 ROWS = """

@@ -77,30 +77,30 @@ def compare(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"{files[0]} is a file, and others are folders. Name runs, or cells of recipes."
         )
-    found, floors = (_cells(files), []) if files else _rows(options.folders)
-    rows = [*(row for row, _ in found), *floors]
+    found, baselines = (_cells(files), []) if files else _rows(options.folders)
+    rows = [*(row for row, _ in found), *baselines]
     (first, data), *others = found
-    elsewhere = [f"{printable(row.label)} on {of}" for row, of in others if of != data]
-    if elsewhere:
+    on_others = [f"{printable(row.label)} on {of}" for row, of in others if of != data]
+    if on_others:
         tell(
             f"warning: these are results on different data, {printable(first.label)} on {data}, "
-            f"{joined(elsewhere)}. Their accuracies do not say which method is better."
+            f"{joined(on_others)}. Their accuracies do not say which method is better."
         )
-    verdicts = [(reports.compare(first, other), of == data) for other, of in others]
+    differences = [(reports.compare(first, other), of == data) for other, of in others]
     if options.json:
         say(json.dumps({"rows": json.loads(reports.as_json(rows)), "differences": [
             {"of": first.label, "to": v.other.label, "difference": v.difference,
              "interval": v.interval, "paired": v.paired, "covers_seeds": v.seeds,
              "same_data": same, "outcome": v.outcome if same else None}
-            for v, same in verdicts
+            for v, same in differences
         ]}))  # fmt: skip
         return 0
     say(reports.as_text(rows, Console().width))
-    for verdict, same in verdicts:
+    for difference, same in differences:
         if same:
-            say(reports.describe(first, verdict))
+            say(reports.describe(first, difference))
         else:
-            say(f"{first.name} and {verdict.other.name} are not ranked: their data differ.")
+            say(f"{first.name} and {difference.other.name} are not ranked: their data differ.")
     return 0
 
 

@@ -59,6 +59,7 @@ class Traits:
         base_classes_only: the method only predicts base classes, and cannot be tested on others.
         redealt: the partition reassigns images to all clients for every training episode.
         trains_on_pool: with partition "redealt", clients draw batches from the whole pool.
+        stores_client_models: the server stores a model of each client, which `own_model` returns.
         unstackable: why the uploads of several clients cannot be stacked; "" if they can.
         warnings: what a run tells the user before round 1.
     """
@@ -71,6 +72,7 @@ class Traits:
     base_classes_only: bool = False
     redealt: bool = False
     trains_on_pool: bool = False
+    stores_client_models: bool = False
     unstackable: str = ""
     warnings: tuple[str, ...] = ()
 

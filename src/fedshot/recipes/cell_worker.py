@@ -36,7 +36,7 @@ _events: TextIO = sys.stdout
 
 
 def main() -> int:
-    """Run the job on stdin, the JSON of `jobs.Job.order`; return the exit code."""
+    """Run the job on stdin, the JSON of a `Job.order`; return the exit code."""
     global _events  # noqa: PLW0603  (stdout carries events only, whatever a library prints)
     _events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -65,9 +65,8 @@ def _experiment(order: dict[str, Any]) -> Experiment:
     return Experiment(prepared, Path(order["folder"]), keep_validated=order["keep_validated"])
 
 
-def _train(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
+def _train(run: Experiment, _: Any) -> dict[str, Any]:
     """Train to the last round, test, and return the facts that a table needs."""
-    del order
     result = run.folder / RESULT
     if run.round < run.config.run.rounds or not result.exists():
         _finish(run)
@@ -90,7 +89,7 @@ def _follow(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
         _emit_round(round, run.config.run.rounds, accuracy, 0.0)
 
     with run.alone():
-        provenance.note(run.folder, -1, _here(run))
+        provenance.note(run.folder, -1, provenance.here(run.method.name))
         found = follow(run, lead, validated)
     return _summary(run, lead, found) | {
         "validation": found["validation"],
@@ -99,12 +98,11 @@ def _follow(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tune(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
+def _tune(run: Experiment, _: Any) -> dict[str, Any]:
     """Train a trial to the last round, or until it diverges, and return its validation accuracies.
 
     The novel classes are not used. Raises ConfigError where the settings would use them.
     """
-    del order
     check_honest(run.config.settings["name"], run.config.settings)
     diverged = {}
     if run.round < run.config.run.rounds:
@@ -155,23 +153,13 @@ def pixels(prepared: PreparedRun, result: Mapping[str, Any]) -> dict[str, float]
     return {"accuracy": found.accuracy, "interval": found.interval}
 
 
-def _here(run: Experiment) -> dict[str, Any]:
-    """Return the code version and the machine, for a run's history."""
-    method = run.config.settings["method"]["name"]
-    return {
-        "commit": provenance.revision(method),
-        "code": provenance.code(method),
-        "machine": provenance.machine(),
-    }
-
-
 def _finish(run: Experiment) -> None:
     """Train to the last round; record code and machine in the history if any round is left."""
     with run.alone():
         run.refresh()
         if run.round < run.config.run.rounds:
             last = run.round if run.checkpoints.rounds() else -1
-            provenance.note(run.folder, last, _here(run))
+            provenance.note(run.folder, last, provenance.here(run.method.name))
     rounds = run.config.run.rounds
     _emit("begun", {"round": run.round, "rounds": rounds})
     for record in run.run():

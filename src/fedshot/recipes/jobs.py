@@ -35,35 +35,32 @@ class Job:
     settings: dict[str, Any]
     folder: Path  # folder of the run
     data_dir: str | None
-    # For "follow": settings and folder of the run that trains, and the key of its cell.
-    lead: tuple[dict[str, Any], Path, str] | None = None
+    lead: Job | None = None  # for "follow": the training whose models this job tests
     keep_validated: bool = False  # keep checkpoints of all validated rounds, for "follow"
 
     @property
     def methods(self) -> list[str]:
         """Names of the job's method and of that of its `lead`."""
-        every = [self.settings, *([self.lead[0]] if self.lead else [])]
-        return [str(settings["method"]["name"]) for settings in every]
+        return [str(self.settings["method"]["name"]), *(self.lead.methods if self.lead else [])]
+
+    @property
+    def trained(self) -> Path:
+        """Folder of the run that the job trains, or whose models it tests."""
+        return (self.lead or self).folder
 
     @property
     def threads(self) -> int:
         """Number of cores that the worker keeps busy."""
         return int(self.settings["run"]["threads"])
 
-    def order(self) -> str:
-        """Return the job as the line of JSON that the worker reads."""
-        order = {
-            "do": self.do, "settings": self.settings,
+    def order(self) -> dict[str, Any]:
+        """Return the job as a JSON value, which the worker reads from a line."""
+        return {
+            "key": self.key, "do": self.do, "settings": self.settings,
             "methods": {name: user_methods.fingerprint(name) for name in self.methods},
             "folder": str(self.folder), "data_dir": self.data_dir,
-            "keep_validated": self.keep_validated,
+            "lead": self.lead and self.lead.order(), "keep_validated": self.keep_validated,
         }  # fmt: skip
-        if self.lead is not None:
-            settings, folder, key = self.lead
-            order["lead"] = order | {
-                "settings": settings, "folder": str(folder), "keep_validated": True, "key": key,
-            }  # fmt: skip
-        return json.dumps(order)
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ class Jobs:
                     self._measured.add(event.job.key)
                 if event.kind in _END:
                     self._running.pop(event.job.key)
-                    self._finished.add(event.job.lead[1] if event.job.lead else event.job.folder)
+                    self._finished.add(event.job.trained)
                 yield event
         finally:
             for _, process in self._running.values():
@@ -119,15 +116,11 @@ class Jobs:
     def _next(self) -> Job | None:
         """Return the first job that waits for no other job, or None."""
         running = [job for job, _ in self._running.values()]
-        for job in self._waiting:
-            if job.lead is None or job.lead[1] in self._finished:
-                return job
-            folder = job.lead[1]
-            trained_here = any(other.folder == folder for other in (*running, *self._waiting))
-            followed = any(other.lead and other.lead[1] == folder for other in running)
-            if not trained_here and not followed:
-                return job
-        return None
+        to_train = {job.folder for job in (*running, *self._waiting)}
+        blocked = (to_train | {job.trained for job in running}) - self._finished
+        return next(
+            (job for job in self._waiting if not job.lead or job.trained not in blocked), None
+        )
 
     def _has_room(self, job: Job) -> bool:
         if not self._running:
@@ -157,7 +150,7 @@ class Jobs:
             env=os.environ | user_methods.for_children(*job.methods),
         )
         assert process.stdin is not None
-        process.stdin.write(job.order() + "\n")
+        process.stdin.write(json.dumps(job.order()) + "\n")
         process.stdin.flush()
         self._running[job.key] = (job, process)
         threading.Thread(target=self._listen, args=(job, process, errors), daemon=True).start()

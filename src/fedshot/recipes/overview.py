@@ -7,10 +7,6 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from fedshot.core.machine import cores
 from fedshot.core.text import count, duration
 from fedshot.data.sources.publishers import PUBLISHERS, published_size
@@ -18,7 +14,7 @@ from fedshot.methods.registry import METHODS
 from fedshot.recipes import timing
 from fedshot.recipes.plan import examples
 from fedshot.recipes.recipe import Recipe
-from fedshot.recipes.tables import plain_text
+from fedshot.reports.table import add_row, grid, plain_text
 
 
 @dataclass(frozen=True)
@@ -61,14 +57,13 @@ def overview(
 
 def overview_text(lines: list[Line], options: argparse.Namespace) -> str:
     """Return the list as a table."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("recipe", "what", "data here", "cells", "missing methods", "time"):
-        table.add_column(name, overflow="fold", justify="right" if name == "cells" else "left")
+    columns = ("recipe", "what", "data here", "cells", "missing methods", "time")
+    table = grid(columns, left=[name for name in columns if name != "cells"])
     for line in lines:
         cells = f"{line.cells}/{line.all_cells}" if line.all_cells else "picture"
-        texts = (line.name, f"{line.title}\n{line.source}", line.data, cells,
-                 ", ".join(line.missing) or "-", _time(line))  # fmt: skip
-        table.add_row(*(Text(text) for text in texts))
+        missing = ", ".join(line.missing) or "-"
+        what = f"{line.title}\n{line.source}"
+        add_row(table, (line.name, what, line.data, cells, missing, _time(line)))
     text = [line for line in plain_text(table, 130).splitlines() if line]
     text.append(
         "Cells: those whose method exists, of all. Time: estimate for those cells that the data "

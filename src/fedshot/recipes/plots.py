@@ -6,10 +6,13 @@ A `State` is a cell (row and column of a recipe) with its results.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,11 +22,10 @@ from fedshot.config import settings as trees
 from fedshot.config.schema import not_honest
 from fedshot.core import storage
 from fedshot.core.locks import locked
-from fedshot.recipes.current import current
 from fedshot.recipes.plane import planes
-from fedshot.recipes.recipe import AGAINST, Recipe
-from fedshot.recipes.results import Results, mean
-from fedshot.recipes.runner import State
+from fedshot.recipes.recipe import AGAINST, Column, Recipe
+from fedshot.recipes.results import Results, validation_curve
+from fedshot.recipes.runner import State, current
 from fedshot.reports.figure_export import DASHES, INK, PALETTE, drawing
 
 _SIZE, _SWEEP_WIDTH = (5.6, 3.6), 3.4  # inches of a curve; width of a panel of a sweep
@@ -46,7 +48,9 @@ def write(folder: Path, recipe: Recipe, variant: str) -> list[Path]:
     return written
 
 
-# Accuracies over the values of axes.
+# Accuracies over the values of axes. A point of a line is (x, state).
+
+_Points: TypeAlias = Sequence[tuple[float, State]]
 
 
 def curve(recipe: Recipe, states: Sequence[State]) -> str:
@@ -55,16 +59,17 @@ def curve(recipe: Recipe, states: Sequence[State]) -> str:
     Hollow diamonds are the published numbers. A cross marks a result that is no fair estimate; the
     legend states the reason.
     """
+    labels = {state.cell.row.key: state.cell.row.label for state in states}
+    lines = {
+        label: [(_x(s.cell.column), s) for s in states if s.cell.row.key == key]
+        for key, label in labels.items()
+    }
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        labels = {state.cell.row.key: state.cell.row.label for state in states}
-        for i, (key, label) in enumerate(labels.items()):
-            _line(axes, i, label, [(_x(s), s) for s in states if s.cell.row.key == key])
-        _mark_dishonest(axes, [(_x(state), state) for state in states])
+        _draw_lines(axes, lines.items(), [_x(column) for column in recipe.columns.values()])
         axes.set_xlabel(recipe.axis or "setting")
         axes.set_ylabel(_y_label(recipe))
-        _scale(axes, [column.x for column in recipe.columns.values() if column.x is not None])
         axes.legend(labelcolor=INK)
 
     return drawing(recipe.title_of(state.cell for state in states), _SIZE, draw)
@@ -77,16 +82,16 @@ def sweep(recipe: Recipe, states: Sequence[State], title: str = "") -> str:
     def draw(figure: Figure) -> None:
         every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, name in zip(every, panels, strict=True):
-            here = sorted(
-                [(s.cell.row.at[name], s) for s in states if name in s.cell.row.at],
-                key=lambda point: point[0],
+            here = [(s.cell.row.at[name], s) for s in states if name in s.cell.row.at]
+            here.sort(key=itemgetter(0))
+            lines = [
+                (column.label, [point for point in here if point[1].cell.column is column])
+                for column in recipe.columns.values()
+            ]
+            _draw_lines(
+                axes, lines, [row.at[name] for row in recipe.rows.values() if name in row.at]
             )
-            for i, column in enumerate(recipe.columns.values()):
-                points = [point for point in here if point[1].cell.column.key == column.key]
-                _line(axes, i, column.label, points)
-            _mark_dishonest(axes, here)
             axes.set_xlabel(name)
-            _scale(axes, [row.at[name] for row in recipe.rows.values() if name in row.at])
         every[0].set_ylabel(_y_label(recipe))
         handles = [axes.get_legend_handles_labels() for axes in every]
         legend = {text: line for pair in handles for line, text in zip(*pair, strict=True)}
@@ -112,36 +117,48 @@ def swept(states: Sequence[State]) -> list[State]:
     return [s for s in held if any(names.count(name) > 1 for name in s.cell.row.at)]
 
 
-def _line(axes: Axes, i: int, label: str, points: Sequence[tuple[float, State]]) -> None:
-    """Draw the `i`-th line of a panel, and its published numbers."""
-    colour = PALETTE[i % len(PALETTE)]
-    held = [(x, state.result.score) for x, state in points if state.result]
-    if held:
-        axes.errorbar(
-            [x for x, _ in held],
-            [100 * score["accuracy"] for _, score in held],
-            yerr=[100 * score["interval"] for _, score in held],
-            color=colour, linestyle=DASHES[i % len(DASHES)], marker="o", markersize=4,
-            capsize=2, linewidth=1.4, label=label,
-        )  # fmt: skip
-    published = [(x, state.cell.published) for x, state in points if state.cell.published]
-    if published:
-        axes.plot(
-            *zip(*published, strict=True), linestyle="", marker="D", markersize=6,
-            markerfacecolor="none", markeredgecolor=colour, label=f"{label}, published",
-        )  # fmt: skip
-
-
-def _mark_dishonest(axes: Axes, points: Sequence[tuple[float, State]]) -> None:
-    for text, found in _not_honest(points).items():
+def _draw_lines(axes: Axes, lines: Iterable[tuple[str, _Points]], values: Sequence[float]) -> None:
+    """Draw lines with their published numbers on an axis with these values; mark unfair results."""
+    for i, (label, points) in enumerate(lines):
+        held = [(x, state.result.score) for x, state in points if state.result]
+        if held:
+            axes.errorbar(
+                [x for x, _ in held],
+                [100 * score["accuracy"] for _, score in held],
+                yerr=[100 * score["interval"] for _, score in held],
+                **_style(i), marker="o", markersize=4, capsize=2, label=label,
+            )  # fmt: skip
+        published = [(x, state.cell.published) for x, state in points if state.cell.published]
+        if published:
+            axes.plot(
+                *zip(*published, strict=True), linestyle="", marker="D", markersize=6,
+                markerfacecolor="none", markeredgecolor=_style(i)["color"],
+                label=f"{label}, published",
+            )  # fmt: skip
+    for text, found in _not_honest([point for _, points in lines for point in points]).items():
         axes.plot(
             *zip(*found, strict=True), linestyle="", marker="x",
             markersize=10, markeredgewidth=1.6, color=INK, zorder=4, label=text,
         )  # fmt: skip
     axes.grid(visible=True, axis="y")
+    least = min((x for x in values if x > 0), default=1.0)
+    if max(values) < _WIDE * least:
+        axes.set_xticks(sorted(set(values)))
+        return
+    if min(values) > 0:
+        axes.set_xscale("log")
+    else:
+        _symlog(axes, least, max(values))
+    axes.xaxis.set_major_formatter(_tick)
 
 
-def _not_honest(points: Sequence[tuple[float, State]]) -> dict[str, list[tuple[float, float]]]:
+def _style(i: int) -> dict[str, Any]:
+    """Return colour, dashes and width of the `i`-th line."""
+    return {"color": PALETTE[i % len(PALETTE)], "linestyle": DASHES[i % len(DASHES)],
+            "linewidth": 1.4}  # fmt: skip
+
+
+def _not_honest(points: _Points) -> dict[str, list[tuple[float, float]]]:
     """Return the points (x, accuracy in percent) that are no fair estimates, keyed by reason."""
     found: dict[str, list[tuple[float, float]]] = {}
     for x, state in points:
@@ -149,18 +166,6 @@ def _not_honest(points: Sequence[tuple[float, State]]) -> dict[str, list[tuple[f
             point = (x, 100 * state.result.score["accuracy"])
             found.setdefault("; ".join(texts), []).append(point)
     return found
-
-
-def _scale(axes: Axes, values: Sequence[float]) -> None:
-    least = min((x for x in values if x > 0), default=1.0)
-    if max(values) >= _WIDE * least:
-        if min(values) > 0:
-            axes.set_xscale("log")
-        else:
-            _symlog(axes, least, max(values))
-        axes.xaxis.set_major_formatter(_tick)
-    else:
-        axes.set_xticks(sorted(set(values)))
 
 
 def _symlog(axes: Axes, first: float, last: float) -> None:
@@ -182,10 +187,9 @@ def _y_label(recipe: Recipe) -> str:
     return f"accuracy on {whose} classes, %"
 
 
-def _x(state: State) -> float:
-    x = state.cell.column.x
-    assert x is not None, "every column of a curve has x"
-    return x
+def _x(column: Column) -> float:
+    assert column.x is not None, "every column of a curve has x"
+    return column.x
 
 
 # Learning curves: accuracy on validation classes against the bytes or the rounds so far.
@@ -227,12 +231,11 @@ def learning(recipe: Recipe, states: Sequence[State], by: str = "megabytes") -> 
     def draw(figure: Figure) -> None:
         grid = figure.subplots(down, across, squeeze=False)
         lines: dict[int, Any] = {}
-        for i, axes in enumerate(grid.flat):
-            if i < len(columns):
-                mine = [s for s in held if s.cell.column.key == columns[i]]
-                _panel(axes, rows, mine, by, lines)
-            else:
+        for axes, key in zip_longest(grid.flat, columns):
+            if key is None:
                 axes.set_axis_off()
+            else:
+                _panel(axes, rows, [s for s in held if s.cell.column.key == key], by, lines)
         handles = [line for _, line in sorted(lines.items())]
         figure.legend(handles=handles, loc="outside lower center", ncols=ncols, labelcolor=INK)
 
@@ -244,47 +247,41 @@ def _panel(
 ) -> None:
     """Draw the learning curves of a column; add the line of each row to `lines`, for the legend."""
     x_of, label = _AXES[by]
-    positive: list[list[float]] = []
+    ends: list[tuple[float, float]] = []  # smallest positive and last x of each line
     for state in states:
-        assert state.result is not None
         i = rows.index(state.cell.row.key)
-        colour, dash = PALETTE[i % len(PALETTE)], DASHES[i % len(DASHES)]
-        seeds = list(state.result.seeds.values())
+        style, seeds = _style(i) | {"label": _label(state)}, state.finished
+        every = [validation_curve(one) for one in seeds]
         if not _exchanges(state):
-            height = 100 * mean([_curve(one)[one["round"]] for one in seeds])
-            lines[i] = axes.axhline(
-                height, color=colour, linestyle=(0, (1, 3)), linewidth=1.4, label=_label(state)
-            )
+            chosen = fmean([one[seed["round"]] for one, seed in zip(every, seeds, strict=True)])
+            lines[i] = axes.axhline(100 * chosen, **style | {"linestyle": (0, (1, 3))})
             continue
-        rounds = sorted(set.intersection(*(set(_curve(one)) for one in seeds)))
-        x = [mean([x_of(one, r) for one in seeds]) for r in rounds]
-        y = [100 * mean([_curve(one)[r] for one in seeds]) for r in rounds]
-        lines[i] = axes.plot(
-            x, y, color=colour, linestyle=dash, linewidth=1.4, label=_label(state)
-        )[0]
-        positive.append([value for value in x if value > 0])
+        rounds = sorted(set.intersection(*map(set, every)))
+        x = [fmean([x_of(one, r) for one in seeds]) for r in rounds]
+        y = [100 * fmean([one[r] for one in every]) for r in rounds]
+        (lines[i],) = axes.plot(x, y, **style)
+        ends += [(min(positive), x[-1])] if (positive := [v for v in x if v > 0]) else []
         dots = [rounds.index(r) for r in sorted({one["round"] for one in seeds} & set(rounds))]
         axes.plot(
             [x[n] for n in dots], [y[n] for n in dots],
-            linestyle="", marker="o", markersize=4, color=colour, clip_on=False,
+            linestyle="", marker="o", markersize=4, color=style["color"], clip_on=False,
         )  # fmt: skip
     axes.set_title(states[0].cell.column.label)
     axes.set_xlabel(label)
     own = trees.at(states[0].cell.settings(), "partition.validation")
     axes.set_ylabel(f"accuracy on validation {'images' if own else 'classes'}, %")
-    ends = [values[-1] for values in positive if values]
-    if ends and max(ends) >= _WIDE * min(ends):
-        _symlog(axes, min(values[0] for values in positive if values), max(ends))
+    last = [end for _, end in ends]
+    if last and max(last) >= _WIDE * min(last):
+        _symlog(axes, min(first for first, _ in ends), max(last))
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(_tick)
     axes.grid(visible=True, axis="y")
 
 
 def _is_validated(state: State) -> bool:
-    assert state.result is not None
     return all(
-        len(one["validation"]) > 1 and one["round"] in _curve(one)
-        for one in state.result.seeds.values()
+        len(one["validation"]) > 1 and one["round"] in validation_curve(one)
+        for one in state.finished
     )
 
 
@@ -296,25 +293,17 @@ def _is_first(state: State) -> bool:
 
 
 def _exchanges(state: State) -> bool:
-    assert state.result is not None
-    return any(one["bytes_down"] + one["bytes_up"] for one in state.result.seeds.values())
+    return any(one["bytes_down"] + one["bytes_up"] for one in state.finished)
 
 
 def _label(state: State) -> str:
     return state.cell.row.label + ("" if _exchanges(state) else " (exchanges nothing)")
 
 
-def _curve(seed: Mapping[str, Any]) -> dict[int, float]:
-    return {round: accuracy for round, accuracy, _ in seed["validation"]}
-
-
 def _traffic(seed: Mapping[str, Any], round: int) -> float:
-    """Return the megabytes exchanged up to a validated round.
-
-    An older result stores only the total, which is then divided equally among the rounds.
-    """
+    """Return the megabytes up to a validated round, in older results a share of the total."""
     if "traffic" in seed:
-        return float(dict(zip(_curve(seed), seed["traffic"], strict=True))[round]) / 1e6
+        return float(dict(zip(validation_curve(seed), seed["traffic"], strict=True))[round]) / 1e6
     return float(seed["bytes_down"] + seed["bytes_up"]) / 1e6 * round / float(seed["rounds"])
 
 

@@ -90,6 +90,11 @@ def machine() -> dict[str, Any]:
     return recorder.environment() | {"processor": _processor()}
 
 
+def here(method: str) -> dict[str, Any]:
+    """Return the code version and the machine, for a run's history."""
+    return {"commit": revision(method), "code": code(method), "machine": machine()}
+
+
 def kinds(parts: Iterable[Mapping[str, Any]]) -> set[str]:
     """Return descriptions of the kinds of machine recorded in parts of run histories."""
     return {_kind(part["machine"]) for part in parts}
@@ -102,10 +107,7 @@ def _kind(found: Mapping[str, Any]) -> str:
 
 
 def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]:
-    """Record in a run's folder that `here` trains it from after `round`; return the history.
-
-    `here` is the code and the machine of this process.
-    """
+    """Record in a run's folder that `here` trains it from after `round`; return the history."""
     path = folder / _FILE
     unknown = {"commit": "unknown", "machine": here["machine"]}
     try:

@@ -39,6 +39,7 @@ _OF_COLUMNS = _Part(
     (list,), "a list with a number in percent, or null, for each column", (int, float, type(None))
 )
 _TUNE = _Part((dict,), "options, as method.inner_lr, and their search spaces", (dict,))
+# The keys of a file are the names of the fields of Recipe, Column, Budget and Row.
 _RECIPE = {
     "title": _TEXT, "source": _TEXT, "kind": _TEXT, "measure": _TEXT, "axis": _TEXT,
     "open": _Part((dict,), "keys and texts", (str,)), "departs": _TEXTS, "tune": _TUNE,
@@ -65,36 +66,21 @@ def read(name: str, tree: Any) -> Recipe:
     """
     what = f"recipe {name}"
     parts = _checked(what, tree, _RECIPE)
-    kind = parts.get("kind", "table")
-    if kind not in KINDS:
-        raise ConfigError(f"{what}: kind is {kind!r}; expected one of {', '.join(KINDS)}.")
+    if parts.get("kind", "table") not in KINDS:
+        raise ConfigError(f"{what}: kind is {parts['kind']!r}; expected one of {', '.join(KINDS)}.")
     for required in ("title", "settings"):
         if required not in parts:
             raise ConfigError(f"{what} has no {required}.")
     _check_layer(what, parts["settings"])
     _check_places(f"{what}, tune", parts.get("tune", {}))
-    columns = {
-        key: _column(f"{what}, column {key}", key, one)
-        for key, one in _keyed(what, "column", parts)
-    }
-    recipe = Recipe(
-        name=name,
-        title=parts["title"],
-        source=parts.get("source", "no paper"),
-        kind=kind,
-        measure=parts.get("measure", "nothing"),
-        open=parts.get("open", {}),
-        settings=written_out(parts["settings"]),
-        columns=columns,
-        rows={key: _row(f"{what}, row {key}", key, one, len(columns))
-              for key, one in _keyed(what, "row", parts)},
-        tune=_spaces(what, parts),
-        budgets={key: _budget(f"{what}, budget {key}", key, one)
-                 for key, one in _keyed(what, "budget", parts)},
-        axis=parts.get("axis", ""),
-        departs=tuple(parts.get("departs", ())),
-        against=tuple(parts.get("against", Recipe.against)),
-    )  # fmt: skip
+    _check_spaces(what, parts)
+    columns, rows, budgets = (_keyed(what, kind, parts) for kind in ("column", "row", "budget"))
+    recipe = Recipe(name, **parts | {
+        "settings": written_out(parts["settings"]),
+        "columns": {key: _column(f"{what}, column {key}", key, one) for key, one in columns},
+        "rows": {key: _row(f"{what}, row {key}", key, one, len(columns)) for key, one in rows},
+        "budgets": {key: _budget(f"{what}, budget {key}", key, one) for key, one in budgets},
+    })  # fmt: skip
     _check_kind(recipe, parts)
     _check(recipe)
     return recipe
@@ -121,7 +107,10 @@ def joined(recipe: Recipe, tree: Any, origin: str) -> Recipe:
 
 
 def _checked(what: str, tree: Any, parts: Mapping[str, _Part]) -> dict[str, Any]:
-    """Return a tree without its nulls. Raises ConfigError for invalid keys or values."""
+    """Return a tree without nulls, and tuples for lists.
+
+    Raises ConfigError for invalid keys or values.
+    """
     if not isinstance(tree, dict):
         raise ConfigError(f"{what} holds {tree!r:.60}; expected keys and values.")
     held = {key: value for key, value in tree.items() if value is not None}
@@ -138,7 +127,7 @@ def _checked(what: str, tree: Any, parts: Mapping[str, _Part]) -> dict[str, Any]
             raise ConfigError(f"{what}: {key} is {value!r:.60}; expected {words}.")
         if parts[key] is _COUNT and value < 1:
             raise ConfigError(f"{what}: {key} is {value}; expected 1 or more.")
-    return held
+    return {key: tuple(one) if isinstance(one, list) else one for key, one in held.items()}
 
 
 def _keyed(what: str, kind: str, parts: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -160,9 +149,9 @@ def _keyed(what: str, kind: str, parts: Mapping[str, Any]) -> list[tuple[str, An
 
 
 def _column(what: str, key: str, tree: Any) -> Column:
-    parts = _checked(what, tree, _COLUMN)
-    _check_layer(what, parts.get("settings", {}))
-    return Column(key, parts.get("label", key), parts.get("settings", {}), parts.get("x"))
+    parts = {"label": key, "settings": {}} | _checked(what, tree, _COLUMN)
+    _check_layer(what, parts["settings"])
+    return Column(key, **parts)
 
 
 def _budget(what: str, key: str, tree: Any) -> Budget:
@@ -170,33 +159,28 @@ def _budget(what: str, key: str, tree: Any) -> Budget:
     if "exchanges" not in parts:
         raise ConfigError(f"{what} has no exchanges, the number of communication rounds.")
     _check_layer(what, parts.get("settings", {}))
-    rows = parts.get("rows", {})
-    for row, own in rows.items():
+    for row, own in parts.get("rows", {}).items():
         _check_places(f"{what}, row {row}", [place for place, _ in trees.flat(own)], searched=False)
         if not isinstance(own.get("method", {}), dict) or "name" in own.get("method", {}):
             raise ConfigError(
                 f"{what}, row {row} names a method, but a row is one method. Set only its options."
             )
-    return Budget(key, parts["exchanges"], parts.get("settings", {}), rows, parts.get("trials_as"))
+    return Budget(key, **parts)
 
 
 def _row(what: str, key: str, tree: Any, n: int) -> Row:
-    parts = _checked(what, tree, _ROW)
-    own, tune = parts.get("settings", {}), _spaces(what, parts)
-    method = own.get("method")
+    unknown = {"published": (None,) * n, "spread": (None,) * n}
+    parts = {"label": key, "settings": {}} | unknown | _checked(what, tree, _ROW)
+    _check_spaces(what, parts)
+    method = parts["settings"].get("method")
     if not isinstance(method.get("name") if isinstance(method, dict) else method, str):
         raise ConfigError(f"{what} names no method. Set settings.method.name.")
-    own = own | {"method": long("method", method)}
-    _check_places(what, [place for place, _ in trees.flat(own)], searched=False)
-    _check_places(what, tune)
-    published, spread = (tuple(parts.get(part, [None] * n)) for part in ("published", "spread"))
-    if len(published) != n or len(spread) != n:
-        raise ConfigError(f"{what} has {len(published)} numbers, {n} columns.")
-    return Row(
-        key, parts.get("label", key), own, published, spread, parts.get("exchanges", 1),
-        parts.get("stops_after"), tune, tuple(parts.get("departs", ())), parts.get("trained_as"),
-        parts.get("trained_in", {}), parts.get("at", {}),
-    )  # fmt: skip
+    parts["settings"] = parts["settings"] | {"method": long("method", method)}
+    _check_places(what, [place for place, _ in trees.flat(parts["settings"])], searched=False)
+    _check_places(what, parts.get("tune", {}))
+    if not len(parts["published"]) == len(parts["spread"]) == n:
+        raise ConfigError(f"{what} has {len(parts['published'])} numbers, {n} columns.")
+    return Row(key, **parts)
 
 
 def _check_layer(what: str, settings: Mapping[str, Any]) -> None:
@@ -219,16 +203,14 @@ def _check_places(what: str, places: Iterable[str], *, searched: bool = True) ->
             )
 
 
-def _spaces(what: str, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the search space of each tuned option. Raises ConfigError for an invalid space."""
-    found: dict[str, Any] = parts.get("tune", {})
-    for place, space in found.items():
+def _check_spaces(what: str, parts: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an invalid search space of a tuned option."""
+    for place, space in parts.get("tune", {}).items():
         if len(space) != 1 or not _is_space(*next(iter(space.items()))):
             raise ConfigError(
                 f"{what}: the search space of {place} is {space!r:.60}; expected "
                 "{log: [0.001, 0.1]}, {linear: [0, 1]} or {choice: [1, 5, 10]}."
             )
-    return found
 
 
 def _check_kind(recipe: Recipe, parts: Mapping[str, Any]) -> None:

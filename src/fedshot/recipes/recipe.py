@@ -69,7 +69,7 @@ class Budget:
 
     name: str
     exchanges: int  # communication rounds
-    settings: Settings  # settings of all cells
+    settings: Settings = field(default_factory=dict)  # settings of all cells
     # Row -> settings, such as the start of a second phase; also for rows `trained_as` that row.
     rows: Mapping[str, Settings] = field(default_factory=dict)
     trials_as: str | None = None  # the budget, usually shorter, in which to tune
@@ -86,15 +86,16 @@ class Recipe:
 
     name: str
     title: str
-    source: str  # the paper and the number of its table or figure
-    kind: Kind
-    measure: str  # what the published numbers are
-    open: Mapping[str, str]  # topic -> what the paper does not say, what was chosen, and why
     settings: Settings  # settings of all cells
     columns: Mapping[str, Column]
     rows: Mapping[str, Row]
-    tune: Mapping[str, Any]  # search space of all rows, by dotted key path
     budgets: Mapping[str, Budget]
+    source: str = "no paper"  # the paper and the number of its table or figure
+    kind: Kind = "table"
+    measure: str = "nothing"  # what the published numbers are
+    # Topic -> what the paper does not say, what was chosen, and why.
+    open: Mapping[str, str] = field(default_factory=dict)
+    tune: Mapping[str, Any] = field(default_factory=dict)  # search space of all rows, by key path
     axis: str = ""  # label of a curve's x axis
     departs: tuple[str, ...] = ()  # how all cells differ from the paper in every budget
     against: tuple[str, ...] = ("megabytes",)  # x axes of a table's learning curves

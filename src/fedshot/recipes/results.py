@@ -23,7 +23,7 @@ from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.locks import locked
 from fedshot.core.records import Share, Whole
-from fedshot.evaluation.episodic_test import HalfWidth
+from fedshot.evaluation.episodic_test import HalfWidth, ScoreFields, ScoreJson
 from fedshot.methods import user_methods
 from fedshot.methods.registry import METHODS
 from fedshot.recipes.provenance import TrainedPart
@@ -33,18 +33,13 @@ from fedshot.runs.recorder import Round, Seconds
 from fedshot.runs.test_protocol import TestProtocol
 
 
-class _Score(TypedDict):
-    accuracy: Share
-    interval: HalfWidth
-    tasks: str
-    transductive: bool
-    episodes: Annotated[int, Field(ge=1, lt=2**31)]
-    unanswered: Whole
-    diverged: Whole
-    clients: NotRequired[dict[str, Share]]
-    worst_tenth: NotRequired[Share | None]
-    per_episode: NotRequired[list[Share]]
-    spread: NotRequired[Share | None]
+def _complete(score: ScoreFields) -> ScoreFields:
+    for name in ("tasks", "transductive", "episodes", "unanswered", "diverged"):
+        if name not in score:
+            raise ValueError(f"it has no {name!r}")
+    if not score["episodes"]:
+        raise ValueError("it has no episodes")
+    return score
 
 
 class _CellData(TypedDict):
@@ -71,7 +66,7 @@ def _checked_point(point: list[Any]) -> list[Any]:
 class _Seed(TypedDict):
     """The facts of one training that tables use."""
 
-    test: _Score
+    test: Annotated[ScoreJson, AfterValidator(_complete)]
     queries: Whole
     right: NotRequired[list[Whole]]
     round: Round
@@ -147,10 +142,22 @@ class CellResult:
 
     def command(self) -> str:
         """Return the command that reproduces the cell."""
-        budget, tuned = split(self.variant)
-        words = [*user_methods.program(self.method), f"reproduce {self.recipe}"]
-        words += [f"--cells '{self.key}' --budget {budget} --seeds {max(self.seeds) + 1}"]
-        return " ".join(words + ([f"--tune {tuned}"] if tuned else []))
+        return command([self], [f"'{self.key}'"], max(self.seeds) + 1)
+
+
+def command(results: Sequence[CellResult], patterns: Sequence[str], seeds: int) -> str:
+    """Return the command that reproduces cells of one table, selected by quoted patterns."""
+    first, methods = results[0], (result.method for result in results)
+    budget, trials = split(first.variant)
+    words = [*user_methods.program(*methods), "reproduce", first.recipe]
+    words += ["--cells", *patterns] if patterns else []
+    words += ["--budget", budget, "--seeds", str(seeds)]
+    return " ".join(words + (["--tune", trials] if trials else []))
+
+
+def validation_curve(seed: Mapping[str, Any]) -> dict[int, float]:
+    """Return round -> validation accuracy of one training."""
+    return {round: accuracy for round, accuracy, _ in seed["validation"]}
 
 
 def split(variant: str) -> tuple[str, str]:
@@ -197,7 +204,7 @@ class Results:
 
     def every(self) -> list[CellResult]:
         """Return all finished cells, sorted by path."""
-        return [read(path) for path in self._files()]
+        return [read(path) for path in self._files("*", "*")]
 
     def readable(self, recipe: str = "*", variant: str = "*") -> list[CellResult]:
         """Return the finished cells whose files can be read; damaged files are skipped."""
@@ -207,7 +214,7 @@ class Results:
                 found.append(read(path))
         return found
 
-    def _files(self, recipe: str = "*", variant: str = "*") -> list[Path]:
+    def _files(self, recipe: str, variant: str) -> list[Path]:
         files = sorted(self.folder.glob(f"{recipe}/{variant}/*.json"))
         return [path for path in files if not path.name.endswith(".tune.json")]
 
@@ -333,11 +340,6 @@ def read(path: Path) -> CellResult:
             f"{tree['cell']}. {fix}."
         )
     return found
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the arithmetic mean."""
-    return sum(values) / len(values)
 
 
 def _json(tree: Any, depth: int = 0) -> str:

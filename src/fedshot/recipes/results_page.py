@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import html
 import itertools
-import statistics
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
+from statistics import fmean, stdev
 
 from fedshot.config import settings as trees
 from fedshot.core.text import count, megabytes, printable, seconds
-from fedshot.methods import user_methods
 from fedshot.recipes import provenance
-from fedshot.recipes.current import current
 from fedshot.recipes.plan import marks
 from fedshot.recipes.plane import planar
 from fedshot.recipes.plots import shown, swept
 from fedshot.recipes.recipe import AGAINST, Recipe
-from fedshot.recipes.results import CellResult, mean, split
-from fedshot.recipes.runner import State
+from fedshot.recipes.results import CellResult, command, validation_curve
+from fedshot.recipes.runner import State, current
 from fedshot.recipes.tables import Marks, difference, measure, ours, published, raw_pixels, unfair
 
 _HEAD = """\
@@ -114,8 +112,8 @@ def _line(state: State, letters: Marks) -> str:
     assert result is not None
     every = [one for _, one in sorted(result.seeds.items())]
     accuracies = [100 * one["test"]["accuracy"] for one in every]
-    spread = f"{statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else "-"
-    traffic = mean([one["bytes_down"] + one["bytes_up"] for one in every])
+    spread = f"{stdev(accuracies):.2f}" if len(accuracies) > 1 else "-"
+    traffic = fmean([one["bytes_down"] + one["bytes_up"] for one in every])
     return _row(
         state.cell.row.label,
         state.cell.column.label,
@@ -126,7 +124,7 @@ def _line(state: State, letters: Marks) -> str:
         spread,
         _validation(result),
         megabytes(round(traffic)),
-        seconds(mean([one["seconds"] for one in every])),
+        seconds(fmean([one["seconds"] for one in every])),
         letters.of(marks(state.cell, result)),
     )
 
@@ -148,7 +146,9 @@ def _clients(states: Sequence[State]) -> list[str]:
         if result is None or result.first["queries"]:
             continue
         tests = [one["test"] for one in result.seeds.values()]
-        spread, worst = (100 * mean([t[name] for t in tests]) for name in ("spread", "worst_tenth"))
+        spread, worst = (
+            100 * fmean([t[name] for t in tests]) for name in ("spread", "worst_tenth")
+        )
         labels = state.cell.row.label, state.cell.column.label
         lines.append(_row(*labels, f"{spread:.2f}", f"{worst:.2f}"))
     if not lines:
@@ -161,12 +161,12 @@ def _validation(result: CellResult) -> str:
     """Return the validation accuracy before training and at the chosen round, or "-"."""
     pairs = []
     for one in result.seeds.values():
-        curve = {round: accuracy for round, accuracy, _ in one["validation"]}
+        curve = validation_curve(one)
         if 0 in curve and one["round"] in curve:
             pairs.append((curve[0], curve[one["round"]]))
     if not pairs:
         return "-"
-    before, after = (100 * mean([pair[i] for pair in pairs]) for i in (0, 1))
+    before, after = (100 * fmean([pair[i] for pair in pairs]) for i in (0, 1))
     on_test = trees.at(result.settings, "run.choose") == "best_on_test_classes"
     return f"{before:.1f} → {after:.1f}{' on the test' if on_test else ''}"
 
@@ -180,12 +180,9 @@ def _commands(recipe: Recipe, states: Sequence[State]) -> list[str]:
     found: list[str] = []
     for seeds, some in sorted(by_seeds.items(), reverse=True):
         results = [state.result for state in some if state.result]
-        words = [*user_methods.program(*(r.method for r in results)), "reproduce", recipe.name]
-        budget, trials = split(results[0].variant)
-        if len(some) < len(recipe.cells(budget)):
-            words += ["--cells", *_patterns(some)]
-        words += ["--budget", budget, "--seeds", str(seeds)]
-        found += ["", f"`{' '.join(words + (['--tune', trials] if trials else []))}`"]
+        whole = len(some) == len(recipe.cells(some[0].cell.budget.name))
+        text = command(results, [] if whole else _patterns(some), seeds)
+        found += ["", f"`{text}`"]
     return found[1:]
 
 

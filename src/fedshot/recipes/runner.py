@@ -8,19 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.core.text import printable
 from fedshot.methods import user_methods
 from fedshot.methods.registry import METHODS
 from fedshot.recipes import tuning
 from fedshot.recipes.jobs import Event, Job, Jobs
 from fedshot.recipes.plan import Obstacle, check_cell, digest
 from fedshot.recipes.recipe import Cell, Recipe, Row
-from fedshot.recipes.results import CellResult, Results, shared
+from fedshot.recipes.results import CellResult, Results, outdated, shared, split
 from fedshot.recipes.tuning import Chosen
 
 
@@ -36,6 +37,11 @@ class State:
     running: dict[int, tuple[int, int, float | None]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)  # seed -> reason
     wanted: int = 0  # number of seeds requested
+
+    @property
+    def finished(self) -> list[Mapping[str, Any]]:
+        """The facts of each finished seed, by seed."""
+        return [one for _, one in sorted(self.result.seeds.items())] if self.result else []
 
 
 @dataclass(frozen=True)
@@ -161,14 +167,14 @@ class RecipeRunner:
 
     def _job(self, cell: Cell, seed: int, do: str, chosen: Chosen | None) -> Job:
         settings, folder = self._run_of(cell, seed, chosen)
-        lead = None
+        lead, untuned = None, not self.request.tune
         # Tuned rows have different options, so none can share the training of another.
-        if do == "train" and cell.lead is not None and not self.request.tune:
-            do, lead = "follow", (*self._run_of(cell.lead, seed, None), cell.lead.key)
-        return Job(
-            f"{do} {cell.key} {seed} {folder.name}", do, settings, folder, self.request.data_dir,
-            lead, cell.leads and not self.request.tune,
-        )  # fmt: skip
+        if do == "train" and cell.lead is not None and untuned:
+            run = self._run_of(cell.lead, seed, None)
+            do = "follow"
+            lead = Job(cell.lead.key, "train", *run, self.request.data_dir, keep_validated=True)
+        key = f"{do} {cell.key} {seed} {folder.name}"
+        return Job(key, do, settings, folder, self.request.data_dir, lead, cell.leads and untuned)
 
     def _run_of(self, cell: Cell, seed: int, chosen: Chosen | None) -> tuple[dict[str, Any], Path]:
         """Return the settings of a training and the folder of its run."""
@@ -316,3 +322,50 @@ def _other_data(what: str, trained_on: str, here: str, path: Path | None) -> Obs
         f"{what} on other data ({trained_on[:12]}) than is here ({here[:12]}). Restore the data, "
         f"or move {path} away to start again.",
     )
+
+
+def current(
+    name: str, variant: str, results: Sequence[CellResult], recipe: Recipe | None
+) -> tuple[list[State], list[str]]:
+    """Return a `State` for each up-to-date result, and a text for each that is out of date.
+
+    Args:
+        name: name of the recipe of all `results`.
+        variant: budget and tuning of all `results`, such as "small-tune4".
+        results: finished cells.
+        recipe: the current recipe; None if it no longer exists.
+    """
+    budget = split(variant)[0]
+    if recipe is None or budget not in recipe.budgets:
+        return [], [f"{name}/{variant}: there is no such recipe or budget"]
+    by_key = {result.key: result for result in results}
+    states, left_out = [], []
+    for cell in recipe.cells(budget):
+        result = by_key.pop(cell.key, None)
+        if result is None:
+            continue
+        changed = outdated(result, cell, result.tuned) or _trials_changed(result, cell)
+        if changed:
+            left_out.append(f"{name}/{variant}, {cell.key}: out of date, {printable(changed)}")
+        else:
+            states.append(State(cell, result=result))
+    left_out += [f"{name}/{variant}, {key}: the recipe has no such cell" for key in by_key]
+    return states, left_out
+
+
+def _trials_changed(result: CellResult, cell: Cell) -> str | None:
+    """Return why the tuning trials of a result are out of date; None if they are valid."""
+    trials = split(result.variant)[1]
+    if not trials or result.path is None or cell.row.method not in METHODS:
+        return None
+    if not trials.isdecimal():
+        return f"{result.variant} names no number of trials"
+    file = result.path.parent / tuning.name(cell.row)
+    try:
+        wanted = tuning.trials(cell.recipe, cell.row, int(trials))
+        chosen = tuning.read(file, tuning.cell_of(cell.recipe, cell.budget.name, cell.row), wanted)
+    except (CheckpointError, ConfigError) as error:
+        return str(error)
+    if chosen is None:
+        return f"{file.name}, its trials, is missing or of another search"
+    return None if chosen == result.tuned else f"{file.name}, its trials, chose other options"

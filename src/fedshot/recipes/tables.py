@@ -6,22 +6,20 @@ refers to a note below the table.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from string import ascii_lowercase
 from typing import Any
 
-from rich import box
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from fedshot.core.text import percent, printable
 from fedshot.recipes.plan import comparable, marks
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.runner import State
 from fedshot.recipes.tuning import SEED
+from fedshot.reports.table import add_row, grid, plain_text
 
 _COLUMNS = ("method", "setting", "published", "ours ± 95 %", "difference", "seeds", "marks")
 
@@ -51,25 +49,13 @@ def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
     rows = [(state, cells(state, letters)) for state in states]
     caption = [f"{printable(measure(recipe, states))}.", *_data(states), *raw_pixels(states)]
     caption += [*letters.notes(), *unfair(states)]
-    title = recipe.title_of(state.cell for state in states)
-    found = Table(
-        title=Text(f"{printable(title)}, budget {variant.replace('-tune', ', trials ')}"),
-        title_justify="left",
-        caption=Text("\n".join(caption)),
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for name in _COLUMNS:
-        left = name in ("method", "setting", "marks")
-        found.add_column(name, justify="left" if left else "right", overflow="fold")
-    before = None
-    for state, texts in rows:
-        if before not in (None, state.cell.row.key):
-            found.add_section()
-        before = state.cell.row.key
-        found.add_row(*(Text(text) for text in texts))
+    title = f"{printable(recipe.title_of(state.cell for state in states))}, budget "
+    title += variant.replace("-tune", ", trials ")
+    found = grid(_COLUMNS, ("method", "setting", "marks"), title, caption)
+    for _, group in groupby(rows, key=lambda row: row[0].cell.row.key):
+        for _, texts in group:
+            add_row(found, texts)
+        found.add_section()
     return found
 
 
@@ -180,13 +166,6 @@ def unfair(states: Sequence[State]) -> list[str]:
 def as_text(recipe: Recipe, variant: str, states: Sequence[State], width: int = 110) -> str:
     """Return the table of a recipe's cells as plain text."""
     return plain_text(table(recipe, variant, states), width)
-
-
-def plain_text(table: Table, width: int) -> str:
-    """Return a `rich` table as text without colours, `width` characters wide."""
-    out = io.StringIO()
-    Console(file=out, width=width, color_system=None, force_terminal=False).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 
 
 def as_json(states: Sequence[State]) -> str:

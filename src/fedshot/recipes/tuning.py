@@ -24,7 +24,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.locks import locked
 from fedshot.core.seeds import Key
 from fedshot.recipes.recipe import Cell, Recipe, Row
-from fedshot.recipes.results import identity
+from fedshot.recipes.results import identity, validation_curve
 
 SEED = 1_000
 """Seed of all trials; reported trainings have smaller seeds."""
@@ -146,8 +146,7 @@ def write(
 
 def _tested(facts: Mapping[str, Any]) -> float:
     """Return the validation accuracy at the round that would be tested."""
-    curve = {round: accuracy for round, accuracy, _ in facts["validation"]}
-    return float(curve[facts["round"]])
+    return validation_curve(facts)[facts["round"]]
 
 
 def _draw(space: Mapping[str, Any], key: Key) -> Any:

@@ -48,20 +48,14 @@ def affinity_picture(q: NDArray[np.float64], groups: Sequence[int] | None = None
     def draw(ax: Axes) -> None:
         norm = TwoSlopeNorm(0.0, -most, most)
         image = ax.imshow(shown, cmap="PuOr", norm=norm, interpolation="nearest")
-        ax.figure.colorbar(
-            image,
-            ax=ax,
-            label="affinity (blank: the client itself)",
-            shrink=0.8,
-            ticks=MaxNLocator(5),
-        ).outline.set_visible(False)
-        if groups is not None:
-            ends = [i for i in range(1, n) if groups[order[i]] != groups[order[i - 1]]]
-            for end in ends:
-                ax.axhline(end - 0.5, color=INK, lw=0.8)
-                ax.axvline(end - 0.5, color=INK, lw=0.8)
-        every = max(1, -(-n // _NUMBERED))
-        at = list(range(0, n, every))
+        label = "affinity (blank: the client itself)"
+        bar = ax.figure.colorbar(image, ax=ax, label=label, shrink=0.8, ticks=MaxNLocator(5))
+        bar.outline.set_visible(False)
+        for (i, before), after in zip(enumerate(order), order[1:], strict=False):
+            if groups is not None and groups[before] != groups[after]:
+                ax.axhline(i + 0.5, color=INK, lw=0.8)
+                ax.axvline(i + 0.5, color=INK, lw=0.8)
+        at = list(range(0, n, max(1, -(-n // _NUMBERED))))
         ax.set_xticks(at, [str(order[i]) for i in at], fontsize=6.5)
         ax.set_yticks(at, [str(order[i]) for i in at], fontsize=6.5)
         ax.set_xlabel("model of client")

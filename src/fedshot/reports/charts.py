@@ -54,12 +54,12 @@ def curves(
         figure.add_scatter(x=[min(ends), max(ends)], y=[100 * accuracy] * 2, name=_text(name),
                            mode="lines", line=line, hovertemplate="%{y:.2f} %")  # fmt: skip
     kinds = " and ".join(sorted({KINDS.get(s.episodes, s.episodes) for s in series})) or "test"
+    unified = axis == "rounds" and len(figure.data) < 16
     figure.update_layout(
-        xaxis={"title": {"text": AXES[axis]}, "rangemode": "tozero"},
-        yaxis={"title": {"text": f"accuracy on {kinds} episodes"}, "ticksuffix": " %"},
-        legend=_LEGEND,
-        hovermode="x unified" if axis == "rounds" and len(figure.data) < 16 else "closest",
-    )
+        xaxis_title=AXES[axis], xaxis_rangemode="tozero", yaxis_ticksuffix=" %",
+        yaxis_title=f"accuracy on {kinds} episodes", legend=_LEGEND,
+        hovermode="x unified" if unified else "closest",
+    )  # fmt: skip
     return _done(figure, 400 + 11 * len(figure.data), 380 + 13 * len(figure.data))
 
 
@@ -75,11 +75,10 @@ def _curve(figure: Any, i: int, s: Series, x: Sequence[float | None], axis: str)
             fillcolor=_clear(colour, 0.17), mode="lines", line={"width": 0}, hoverinfo="skip",
             showlegend=False, name=name,
         )  # fmt: skip
-    # Dashes and markers distinguish curves that are printed in grey or have similar colours.
     figure.add_scatter(
         x=x, y=y, name=name, legendgroup=name,
         mode="lines+markers" if len(x) <= 40 else "lines",
-        line={"color": colour, "width": 2.2, "dash": _DASHES[i % len(_DASHES)]},
+        line=_line(i, 2.2),
         marker={"symbol": _MARKS[i % len(_MARKS)], "size": 6},
         customdata=[[r] for r in s.rounds],
         hovertemplate="%{y:.2f} %" if axis == "rounds" else "%{y:.2f} %, round %{customdata[0]}",
@@ -90,16 +89,12 @@ def training_metric(lines: Mapping[str, Line], metric: str, colours: Mapping[str
     """Return a figure of one training metric by round, with a line for each method."""
     figure = go.Figure()
     for label, (rounds, values) in lines.items():
-        i = colours[label]
         figure.add_scatter(
             x=rounds, y=[_number(value) for value in values], name=_text(label), mode="lines",
-            line={"color": PALETTE[i % len(PALETTE)], "width": 2,
-                  "dash": _DASHES[i % len(_DASHES)]},
-            hovertemplate="%{y:.4g}",
+            line=_line(colours[label], 2), hovertemplate="%{y:.4g}",
         )  # fmt: skip
     figure.update_layout(
-        xaxis={"title": {"text": AXES["rounds"]}, "rangemode": "tozero"},
-        yaxis={"title": {"text": _text(metric)}},
+        xaxis_title=AXES["rounds"], xaxis_rangemode="tozero", yaxis_title=_text(metric),
         legend=_LEGEND, showlegend=True, hovermode="x unified" if len(lines) < 16 else "closest",
     )  # fmt: skip
     return _done(figure, 360 + 11 * len(lines), 340 + 13 * len(lines))
@@ -127,8 +122,8 @@ def spread(
         hovertemplate="worst tenth %{x:.2f} %<extra></extra>",
     )  # fmt: skip
     figure.update_layout(
-        xaxis={"title": {"text": "accuracy of a client"}, "ticksuffix": " %", "nticks": 6},
-        yaxis={"autorange": "reversed", "showgrid": False}, showlegend=True, legend=_LEGEND,
+        xaxis_title="accuracy of a client", xaxis_ticksuffix=" %", xaxis_nticks=6,
+        yaxis_autorange="reversed", yaxis_showgrid=False, showlegend=True, legend=_LEGEND,
     )  # fmt: skip
     height = 190 + 74 * len(clients)
     return _done(figure, height, height)
@@ -136,16 +131,14 @@ def spread(
 
 def partition(held: PartitionTable) -> Figure:
     """Return a heat map of the number of examples of each class at each client."""
+    cut = "" if len(held.clients) == held.total else f", first {len(held.clients)} of {held.total}"
     figure = _heat(
         [[n or None for n in row] for row in held.table],
         _distinct(held.classes, 20),
         [str(c) for c in held.clients],
         "%{z}",
         "client %{y}, class %{x}: %{z} examples<extra></extra>",
-    )
-    cut = "" if len(held.clients) == held.total else f", first {len(held.clients)} of {held.total}"
-    figure.update_layout(
-        xaxis={"title": {"text": "base class"}}, yaxis={"title": {"text": f"client{cut}"}}
+        ("base class", f"client{cut}"),
     )
     height = min(130 + 25 * max(len(held.clients), 5), 760)
     return _done(figure, height, height)
@@ -157,13 +150,9 @@ def confusion(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     table = [[counts.get(y, {}).get(guess, 0) for guess in names] for y in names]
     shares = [[100 * n / max(sum(row), 1) for n in row] for row in table]
     shown = _distinct(names, 14)
-    figure = _heat(
-        shares, shown, shown, "%{z:.0f}", "%{y} predicted as %{x}: %{z:.1f} %<extra></extra>"
-    )
+    hover = "%{y} predicted as %{x}: %{z:.1f} %<extra></extra>"
+    figure = _heat(shares, shown, shown, "%{z:.0f}", hover, ("predicted class", "true class"))
     figure.data[0].update(colorbar={"ticksuffix": " %"})
-    figure.update_layout(
-        xaxis={"title": {"text": "predicted class"}}, yaxis={"title": {"text": "true class"}}
-    )
     height = min(150 + 44 * max(len(names), 4), 680)
     return _done(figure, height, min(height, 420))
 
@@ -183,12 +172,10 @@ def novel_classes(found: Map) -> Figure:
     if found.shares is not None:
         parts = [f"{100 * share:.0f} % of variance" for share in found.shares]
         titles = [f"principal axis {i + 1}, {part}" for i, part in enumerate(parts)]
-    quiet = {"showticklabels": False, "zeroline": False}
-    figure.update_layout(
-        xaxis={"title": {"text": titles[0]}, **quiet},
-        yaxis={"title": {"text": titles[1]}, **quiet},
-        legend=_LEGEND, showlegend=True,
-    )  # fmt: skip
+    figure.update_layout(xaxis_title=titles[0], yaxis_title=titles[1], legend=_LEGEND,
+                         showlegend=True)  # fmt: skip
+    figure.update_xaxes(showticklabels=False, zeroline=False)
+    figure.update_yaxes(showticklabels=False, zeroline=False)
     return _done(figure, 540, 430)
 
 
@@ -198,6 +185,7 @@ def _heat(
     rows: Sequence[str],
     text: str,
     hover: str,
+    titles: tuple[str, str],
 ) -> Any:
     """Return a heat map; its axes are categories, even if their names look like numbers."""
     figure = go.Figure()
@@ -209,10 +197,9 @@ def _heat(
         texttemplate=text if written else "", hovertemplate=hover, showscale=not written,
         hoverongaps=False,
     )  # fmt: skip
-    figure.update_layout(
-        xaxis={"type": "category", "showgrid": False, "ticks": ""},
-        yaxis={"type": "category", "showgrid": False, "ticks": "", "autorange": "reversed"},
-    )
+    figure.update_xaxes(type="category", showgrid=False, ticks="", title=titles[0])
+    figure.update_yaxes(type="category", showgrid=False, ticks="", title=titles[1],
+                        autorange="reversed")  # fmt: skip
     return figure
 
 
@@ -250,6 +237,11 @@ def _natural(name: str) -> tuple[bool, float, str]:
 def _number(value: float) -> float | None:
     """Return a value for JSON: None for NaN and infinity, which JSON cannot represent."""
     return float(value) if math.isfinite(value) else None
+
+
+def _line(i: int, width: float) -> dict[str, Any]:
+    """Return the style of the `i`-th line: dashes distinguish lines that are printed in grey."""
+    return {"color": PALETTE[i % len(PALETTE)], "width": width, "dash": _DASHES[i % len(_DASHES)]}
 
 
 def _clear(colour: str, alpha: float) -> str:

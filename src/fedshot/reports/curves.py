@@ -104,9 +104,8 @@ def metric_lines(groups: Groups) -> dict[str, dict[str, Line]]:
     for label, runs in groups.items():
         names = dict.fromkeys(name for run in runs for r in run.records for name in r["metrics"])
         for name in names:
-            points = _means(
-                name, [one for one in runs if any(name in r["metrics"] for r in one.records)]
-            )
+            reporting = [run for run in runs if any(name in r["metrics"] for r in run.records)]
+            points = _means(name, reporting)
             some = -(-len(points) // _POINTS) or 1
             blocks = [points[i : i + some] for i in range(0, len(points), some)]
             if len(blocks) > 1:

@@ -21,6 +21,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.dataset import Ints
 from fedshot.data.episodes.episode import examples
 from fedshot.nn.models.mode import Mode
+from fedshot.reports.partition_plots import class_counts
 from fedshot.runs import run_folder
 from fedshot.runs.experiment import check_belongs
 from fedshot.runs.prepare import FederatedDataset, PreparedRun
@@ -88,14 +89,10 @@ def data_views(folder: Path, data_dir: str | None = None) -> DataViews:
 def holdings(federated: FederatedDataset) -> PartitionTable:
     """Count each client's examples of each class that any client has."""
     data, parts = federated.dataset, federated.client_split.train
-    held = np.unique(data.y[parts.indices]).tolist()
-    shown = range(min(len(parts), _CLIENTS))
-    counts = (np.bincount(data.y[parts[k]], minlength=data.n_classes)[held] for k in shown)
+    classes, table = class_counts(parts, data.y, _CLIENTS)
+    names = tuple(data.class_names[c] for c in classes)
     return PartitionTable(
-        tuple(shown),
-        tuple(data.class_names[c] for c in held),
-        tuple(tuple(row.tolist()) for row in counts),
-        len(parts),
+        tuple(range(len(table))), names, tuple(map(tuple, table.tolist())), len(parts)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from fedshot.core.errors import ConfigError
 from fedshot.core.text import shortened
 from fedshot.learners.learner import episode_features
-from fedshot.methods.personal.pfedfsl import PFedFSL
 from fedshot.protocol.clients import Clients
 from fedshot.reports.figure_export import PALETTE, drawing
 from fedshot.runs.experiment import Experiment
@@ -40,7 +39,7 @@ def own_features(run: Experiment, client: int, *, original: bool = False) -> Spa
     `original` with texts.
     """
     episodic_test, method = run.prepared.test, run.method
-    if not isinstance(method, PFedFSL):
+    if not method.traits.stores_client_models:
         raise ConfigError(
             f"the method is {method.name}; features of one client are available for pfedfsl only."
         )
@@ -57,7 +56,8 @@ def own_features(run: Experiment, client: int, *, original: bool = False) -> Spa
     else:
         server = run.chosen()
         clients = Clients(run.fleet, owners, round=run.best_round, phase="evaluate")
-        own = method.own_model(server, clients, client)
+        storing: Any = method  # it has `own_model`, as its traits say
+        own = storing.own_model(server, clients, client)
         with torch.no_grad():
             parts = episode_features(method.model, own["theta"], own["stats"], eval_episode)
         points = torch.cat(parts).double()

@@ -32,12 +32,8 @@ def partition_picture(partition: Partition, labels: Ints, class_names: Sequence[
         labels: class number of every row of the dataset, `dataset.y`.
         class_names: names by class number.
     """
-    shown = range(min(len(partition), _CLIENTS))
-    held = np.unique(labels[partition.indices]).tolist()
-    table = np.array(
-        [np.bincount(labels[partition[k]], minlength=len(class_names))[held] for k in shown],
-        dtype=np.int64,
-    ).reshape(len(shown), len(held))
+    held, table = class_counts(partition, labels, _CLIENTS)
+    shown = range(len(table))
     names = [class_names[c] for c in held]
     cut = f", first {_CLIENTS} of {len(partition):,} shown" if len(partition) > _CLIENTS else ""
     few = len(held) <= _BUBBLES
@@ -56,10 +52,21 @@ def partition_picture(partition: Partition, labels: Ints, class_names: Sequence[
     return picture(title, (4.2 if few else 5.0, min(max(height, 2.4), 9.0)), draw)
 
 
+def class_counts(partition: Partition, labels: Ints, most: int) -> tuple[list[int], Ints]:
+    """Return the classes that any client has, and the count of each at the first `most` clients."""
+    held, positions = np.unique(labels, return_inverse=True)
+    table = [
+        np.bincount(positions[partition[k]], minlength=len(held))
+        for k in range(min(len(partition), most))
+    ]
+    used = np.isin(held, labels[partition.indices])
+    return held[used].tolist(), np.array(table, dtype=np.int64).reshape(len(table), len(held))[
+        :, used
+    ]
+
+
 def class_histogram(
-    labels: Ints,
-    class_names: Sequence[str],
-    split: ClassSplit | None = None,
+    labels: Ints, class_names: Sequence[str], split: ClassSplit | None = None
 ) -> str:
     """Return the SVG of a bar plot of the images of each class, coloured by part of the split."""
     counts = np.bincount(labels, minlength=len(class_names))
@@ -157,20 +164,14 @@ def _heat_map(ax: Axes, table: Ints) -> None:
     # Shades of one colour from nearly transparent to opaque are legible on white and on black.
     shades = ListedColormap([(*to_rgb(PALETTE[0]), a) for a in np.linspace(0.25, 1, 256)])
     image = ax.imshow(
-        np.ma.masked_equal(table, 0),
-        cmap=shades,
-        norm=Normalize(0, max(int(table.max()), 1)),
-        aspect="auto",
-        interpolation="nearest",
+        np.ma.masked_equal(table, 0), cmap=shades, norm=Normalize(0, max(int(table.max()), 1)),
+        aspect="auto", interpolation="nearest",
+    )  # fmt: skip
+    ticks = MaxNLocator(5, integer=True)
+    bar = ax.figure.colorbar(
+        image, ax=ax, label="images (blank: none)", shrink=0.7, aspect=25, ticks=ticks
     )
-    ax.figure.colorbar(
-        image,
-        ax=ax,
-        label="images (blank: none)",
-        shrink=0.7,
-        aspect=25,
-        ticks=MaxNLocator(5, integer=True),
-    ).outline.set_visible(False)
+    bar.outline.set_visible(False)
     for side in ax.spines.values():
         side.set_visible(True)
 

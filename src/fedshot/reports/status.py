@@ -160,27 +160,23 @@ def as_table(all_of: Sequence[Status]) -> str:
     """Return a plain-text table with a line per run, and below it why runs are unreadable."""
     rows = [_COLUMNS, *(_cells(one) for one in all_of)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if name in ("state", "run") else cell.rjust(width)
-            for name, cell, width in zip(_COLUMNS, row, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
+    form = "  ".join(
+        f"{{:{'<' if name in ('state', 'run') else '>'}{width}}}"
+        for name, width in zip(_COLUMNS, widths, strict=True)
+    )
+    lines = [form.format(*row).rstrip() for row in rows]
     return "\n".join([*lines, *(one.why for one in all_of if one.why)])
 
 
 def _cells(one: Status) -> Sequence[str]:
-    def time_of(s: float | None) -> str:
-        return "-" if s is None else duration(s)
-
-    over = one.round >= one.rounds
+    left = None if one.round >= one.rounds else one.left
+    ago, pace, left_text = ("-" if s is None else duration(s) for s in (one.ago, one.pace, left))
     return (
         one.state,
         "-" if one.round < 0 else f"{one.round}/{one.rounds}",
-        time_of(one.ago),
-        time_of(one.pace),
-        "-" if over else time_of(one.left),
+        ago,
+        pace,
+        left_text,
         "-" if one.validation is None else f"{100 * one.validation:.1f} at {one.chosen}",
         f"{one.faults}" + (f", {one.skipped} skipped" if one.skipped else ""),
         printable(one.run),

@@ -1,10 +1,12 @@
-"""The comparison table for the terminal, as text and as JSON; the baselines come last."""
+"""The comparison table for terminals, pages and programs; the baselines come last."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -19,33 +21,53 @@ COLUMNS = ("method", "accuracy ± 95 %", "episodes", "seeds", "MB down", "MB up"
 
 def comparison(rows: Sequence[ComparisonRow]) -> Table:
     """Return the table for a terminal, with the notes below it so that it fits 80 columns."""
-    shown = [(row, cells(row, rows)) for row in rows]
-    notes = [f"{printable(row.label)}: {note}." for row, (*_, note) in shown if note]
-    text = Text("\n".join([*notes, caption(rows)]))
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        caption=text,
-        caption_justify="left",
-        pad_edge=False,
-        padding=(0, 0, 0, 1),
-    )
-    for name in COLUMNS[:-1]:
-        left = name == "method"
-        table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=True)
+    notes = [f"{printable(row.label)}: {note}." for row in rows if (note := cells(row, rows)[-1])]
+    table = grid(COLUMNS[:-1], left=COLUMNS[:1], caption=[*notes, caption(rows)])
+    for column in table.columns:
+        column.no_wrap = True
     for section in sections(rows):
         for row in section:
-            # Text, not str: rich would interpret "[red]" in a label as markup.
-            table.add_row(*(Text(cell) for cell in cells(row, rows)[:-1]))
+            add_row(table, cells(row, rows)[:-1])
         table.add_section()
     return table
 
 
-def as_text(rows: Sequence[ComparisonRow], width: int = 110) -> str:
-    """Return the table as plain text, without colours."""
+def grid(
+    columns: Sequence[str], left: Sequence[str], title: str = "", caption: Sequence[str] = ()
+) -> Table:
+    """Return an empty table for a terminal; the columns in `left` are aligned to the left.
+
+    Texts are `Text`, as `rich` would interpret "[red]" in a `str` as markup.
+    """
+    table = Table(
+        title=Text(title) if title else None,
+        title_justify="left",
+        caption=Text("\n".join(caption)) if caption else None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
+    return table
+
+
+def add_row(table: Table, texts: Iterable[str]) -> None:
+    """Add a row of plain texts to a table."""
+    table.add_row(*map(Text, texts))
+
+
+def plain_text(table: Table, width: int) -> str:
+    """Return a table as text without colours, `width` characters wide."""
     out = io.StringIO()
-    console = Console(file=out, width=width, color_system=None, force_terminal=False)
-    console.print(comparison(rows))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
+    Console(file=out, width=width, color_system=None, force_terminal=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
+
+
+def as_text(rows: Sequence[ComparisonRow], width: int = 110) -> str:
+    """Return the table as plain text."""
+    return plain_text(comparison(rows), width) + "\n"
 
 
 def as_json(rows: Sequence[ComparisonRow]) -> str:
@@ -120,3 +142,50 @@ def _values(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> dict[str, obje
         **{name: getattr(found, name) for name in ("difference", "interval", "paired", "outcome")},
     }
     return {"label": row.label, "floor": row.baseline, **values, "against_floor": against}
+
+
+def comparison_values(rows: Sequence[ComparisonRow]) -> dict[str, Any] | None:
+    """Return the values for the page's template, with intervals as bars; None without rows."""
+    if not rows:
+        return None
+    low, high = _scale(rows)
+    baselines = [row.accuracy for row in rows if row.baseline]
+
+    def along(share: float) -> str:
+        return f"{100 * (100 * share - low) / (high - low):.2f}%"
+
+    def values(row: ComparisonRow) -> dict[str, Any]:
+        label, accuracy, *numbers, _ = cells(row, rows)
+        mean, _, half = accuracy.partition(" ± ")
+        left, right = max(row.accuracy - row.interval, 0.0), min(row.accuracy + row.interval, 1.0)
+        exact = (row.episodes, row.seeds, row.bytes_down, row.bytes_up, row.seconds)
+        return {
+            "label": label,
+            "baseline": row.baseline,
+            "accuracy": row.accuracy,
+            "mean": mean,
+            "half": half,
+            "left": along(left),
+            "width": f"{100 * 100 * (right - left) / (high - low):.2f}%",
+            "at": along(row.accuracy),
+            "numbers": list(zip(COLUMNS[2:-1], exact, numbers, strict=True)),
+            "remark": remark(row, rows),
+            "note": row.note,
+        }
+
+    bars = f"Bars show the interval and the mean on a scale from {low} to {high} %."
+    line = " The thin vertical line is the best baseline." if baselines else ""
+    return {
+        "columns": [name.replace(" ± 95 %", ", %") for name in COLUMNS],
+        "sections": [[values(row) for row in section] for section in sections(rows)],
+        "line": along(max(baselines)) if baselines else "",
+        "caption": f"{caption(rows)} {bars}{line}",
+    }
+
+
+def _scale(rows: Sequence[ComparisonRow]) -> tuple[int, int]:
+    """Return the ends of the bars' scale: two whole percentages that enclose all intervals."""
+    lows = (100 * (row.accuracy - row.interval) for row in rows)
+    highs = (100 * (row.accuracy + row.interval) for row in rows)
+    low = min(max(math.floor(min(lows)), 0), 99)
+    return low, max(min(math.ceil(max(highs)), 100), low + 1)

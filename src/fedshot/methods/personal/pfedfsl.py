@@ -197,7 +197,8 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
             "with method.l1 'proximal' uploads without their zeros differ in size from client to "
             "client. Set method.l1 to 'subgradient'"
         )
-        return replace(super().traits, unstackable=reason if self.packs else "")
+        unstackable = reason if self.packs else ""
+        return replace(super().traits, stores_client_models=True, unstackable=unstackable)
 
     def init(self, key: Key) -> PFedFSLState:
         """Return the initial model, and affinities of 0 between different clients."""
