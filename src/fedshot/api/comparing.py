@@ -117,9 +117,11 @@ def compare(*runs: TrainingRun | str | os.PathLike[str]) -> Comparison:
 def compared(paths: Sequence[Path]) -> Comparison:
     """Compare the runs in some folders, or some files of cells: see `compare`."""
     check_once(paths)
+    if not paths:
+        raise ConfigError("no runs are given; a comparison needs two, or two cells of recipes.")
     if len(paths) < 2:
-        one = next(iter(paths), None)
-        if one is not None and not one.exists():
+        (one,) = paths
+        if not one.exists():
             raise ConfigError(f"{one} does not exist. Name two runs, or two cells of recipes.")
         raise ConfigError(f"{one} is the only one; a comparison needs two.")
     files = [path for path in paths if path.is_file()]

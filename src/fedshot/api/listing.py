@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import re
 import sys
@@ -14,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedshot import reports
 from fedshot.config import option_help
 from fedshot.config.options import shown, summary, words
 from fedshot.config.registry import KINDS
@@ -84,9 +83,7 @@ class Listing:
         for row in self._rows:
             # Text, not str: rich would interpret "[red]" in a value as markup.
             table.add_row(*(Text(_cell(value)) for value in row.values()))
-        out = io.StringIO()
-        Console(file=out, width=_WIDTH, color_system=None, force_terminal=False).print(table)
-        return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines())
+        return reports.plain_text(table, _WIDTH).strip("\n")
 
     def _repr_html_(self) -> str:
         return html_table(self._columns, [list(row.values()) for row in self._rows])

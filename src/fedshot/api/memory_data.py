@@ -221,13 +221,13 @@ def _pixels(x: Any, size: int | None, channels: int | None) -> Pixels:
         if size is None and channels in (None, x.shape[-1]):
             return np.ascontiguousarray(x)
     images = [_image(one, i, size, channels) for i, one in enumerate(x)]
-    shapes = {image.shape: i for i, image in reversed([*enumerate(images)])}
-    if len(shapes) > 1:
-        (a, i), (b, j) = list(shapes.items())[:2]
-        raise DataError(
-            f"images differ in shape: image {i} has {list(a)}, image {j} has {list(b)}. Give them "
-            "one size by as_dataset(..., size=...), and `channels` if some are grey."
-        )
+    first = images[0].shape
+    for i, image in enumerate(images):
+        if image.shape != first:
+            raise DataError(
+                f"images differ in shape: image 0 has {list(first)}, image {i} {list(image.shape)}. "
+                "Give them one size by as_dataset(..., size=...), and `channels` if some are grey."
+            )
     return np.stack(images)
 
 

@@ -204,7 +204,7 @@ def _given(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, Dataset | 
 
 def _is_settings(data: Any) -> bool:
     """Whether `data` is the section of a configuration, rather than a dataset of each client."""
-    plain = str | int | float | bool | os.PathLike[str] | None
+    plain = (str, int, float, os.PathLike, type(None))
     return isinstance(data, Mapping) and all(isinstance(value, plain) for value in data.values())
 
 

@@ -42,9 +42,15 @@ def comparison(rows: Sequence[ComparisonRow]) -> Table:
 
 def as_text(rows: Sequence[ComparisonRow], width: int = 110) -> str:
     """Return the table as plain text, without colours."""
+    return plain_text(comparison(rows), width)
+
+
+def plain_text(table: Table, width: int) -> str:
+    """Return a table as plain text of `width` characters, also in a notebook."""
     out = io.StringIO()
-    console = Console(file=out, width=width, color_system=None, force_terminal=False)
-    console.print(comparison(rows))
+    Console(
+        file=out, width=width, color_system=None, force_terminal=False, force_jupyter=False
+    ).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
 
 
