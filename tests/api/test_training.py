@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import fedshot as fs
-from fedshot.api import progress
 from fedshot.cli.main import main
 from fedshot.runs.experiment import Experiment
 
@@ -68,9 +69,9 @@ def test_errors_are_those_of_the_configuration(tmp_path, small, settings, text):
 def test_a_run_is_resumed_only_if_asked_and_with_its_settings(tmp_path, small, first):
     folder = tmp_path / "first"
     trained(folder, small, rounds=1)
-    with pytest.raises(fs.ConfigError, match="holds a run already. Continue it with resume=True"):
+    with pytest.raises(fs.ConfigError, match=r"holds a run already\. Continue it with resume=True"):
         trained(folder, small)
-    with pytest.raises(fs.CheckpointError, match="episode.shot was 1, is 2"):
+    with pytest.raises(fs.CheckpointError, match=r"episode\.shot was 1, is 2"):
         trained(folder, small, resume=True, shot=2)
     trained(folder, small, rounds=2, resume=True)
     run = fs.train(out=folder, rounds=3, resume=True, progress=False)
@@ -121,15 +122,12 @@ def test_a_notebook_gets_one_output_that_is_updated(tmp_path, small, monkeypatch
         def update(self, data: dict[str, str], *, raw: bool) -> None:
             texts.append(data["text/plain"])
 
-    class Module:
-        @staticmethod
-        def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Output:
-            texts.append(data["text/plain"])
-            return Output()
+    def display(data: dict[str, str], **_: object) -> Output:
+        texts.append(data["text/plain"])
+        return Output()
 
-    monkeypatch.setattr(progress.importlib, "import_module", lambda _: Module)
-    monkeypatch.setattr(progress.Console, "_detected", True, raising=False)
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     trained(tmp_path / "x", small, progress=True)
     assert texts[0] == "starting"
     assert texts[-1].startswith("round 3/3  accuracy")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _WIDTH = 100
 # The paper in the paragraph "Source: ..." of a module, without section, equations and explanations.
 _PAPER = re.compile(
-    r"^Source: (.*?)(?=;|: [a-z]|[,:]\s+(?:algorithm|section|appendi|eqs?\b|because)|"
+    r"^Source: (.*?)(?=;|:\s+[a-z]|[,:]\s+(?:algorithm|section|appendi|eqs?\b|because)|"
     r"(?<=[a-z\d]{2})\.\s+[A-Z]|\.?\s*\Z|\n\n)",
     re.MULTILINE | re.DOTALL,
 )

@@ -225,8 +225,9 @@ def _pixels(x: Any, size: int | None, channels: int | None) -> Pixels:
     for i, image in enumerate(images):
         if image.shape != first:
             raise DataError(
-                f"images differ in shape: image 0 has {list(first)}, image {i} {list(image.shape)}. "
-                "Give them one size by as_dataset(..., size=...), and `channels` if some are grey."
+                f"images differ in shape: image 0 has {list(first)}, image {i} has "
+                f"{list(image.shape)}. Give them one size by as_dataset(..., size=...), and "
+                "`channels` if some are grey."
             )
     return np.stack(images)
 
