@@ -31,6 +31,8 @@ def test_floats_are_shares_of_255_and_grey_images_get_a_channel():
     found = fs.as_dataset((PIXELS[..., 0] / 255, [0, 1, 10, 2]))
     assert (found.x == PIXELS[..., :1]).all()
     assert found.class_names == ("0", "1", "2", "10")
+    assert fs.as_dataset((PIXELS[..., 0], [0, 0, 1, 1]), size=4).shape == (4, 4, 1)
+    assert fs.as_dataset((PIXELS, [0, 0, 1, 1]), channels=1).shape == (2, 3, 1)
 
 
 def test_tensors_may_have_channels_first():

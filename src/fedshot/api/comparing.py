@@ -53,7 +53,7 @@ class Comparison:
              "difference": found and found.difference,
              "difference_interval": found and found.interval,
              "outcome": found and found.outcome, "paired": found and found.paired,
-             "baseline": row.baseline}
+             "baseline": row.baseline, "note": row.note}
             for row in self.rows for found in [held.get(id(row))]
         ])  # fmt: skip
 

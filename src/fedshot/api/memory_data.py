@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedshot.core.errors import DataError, InputError, nearest
 from fedshot.data.dataset import Dataset, Ints, Pixels
-from fedshot.data.example_inputs import read_text
+from fedshot.data.example_inputs import Pictures, read_text
 from fedshot.data.files.images import SUFFIXES, check_channels, check_side, decode, to_array
 from fedshot.data.files.places import find_data_dir
 from fedshot.data.sources.embedding import TextOptions
@@ -140,7 +140,7 @@ def _of_clients(parts: Sequence[_Examples]) -> _Examples:
     )
     x = np.concatenate(arrays) if stackable else list(chain.from_iterable(part.x for part in parts))
     clients = np.repeat(np.arange(len(parts)), [len(part.x) for part in parts])
-    labels = list(chain.from_iterable(_listed(part.labels) for part in parts))
+    labels = list(chain.from_iterable(part.labels for part in parts))
     return _Examples(x, labels, clients)
 
 
@@ -177,16 +177,11 @@ def _of_pairs(data: Any) -> _Examples:
             f"data is a {type(data).__name__} whose items are not pairs (example, class). Expected "
             f"{_KINDS}."
         )
-    labels = _listed([y for _, y in pairs])
+    labels = [y.item() if hasattr(y, "item") else y for _, y in pairs]
     names = getattr(data, "classes", None)
     if isinstance(names, list | tuple) and all(isinstance(y, int) for y in labels):
         labels = [names[y] for y in labels]
     return _Examples([x for x, _ in pairs], labels)
-
-
-def _listed(labels: Any) -> list[Any]:
-    """Return labels as a list, with the values of tensors and numpy scalars."""
-    return [one.item() if hasattr(one, "item") else one for one in labels]
 
 
 def _numbers(clients: Sequence[Any], n: int) -> Ints:
@@ -250,16 +245,8 @@ def _image(one: Any, i: int, size: int | None, channels: int | None) -> Pixels:
         )
     pixels = as_bytes(one, f"image {i}")
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-    if size is None and channels in (None, pixels.shape[-1]):
-        return np.ascontiguousarray(pixels)
-    if pixels.shape[-1] not in (1, 3, 4):
-        raise DataError(
-            f"image {i} has shape {list(pixels.shape)}; expected 1, 3 or 4 channels in the last "
-            "axis to convert it. Transpose it, or leave `size` and `channels` out."
-        )
-    grey = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
-    held = channels or (1 if pixels.shape[-1] == 1 else 3)
-    return to_array(Image.fromarray(np.ascontiguousarray(grey)), name, held, square)
+    held = channels or (3 if size and pixels.shape[-1] == 4 else pixels.shape[-1])
+    return Pictures((*(square or pixels.shape[:2]), held)).read(np.ascontiguousarray(pixels), i)
 
 
 def _channels_last(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
