@@ -177,6 +177,8 @@ class TrainingRun:
             figure.axes[0].set_title("FL-Proto")
             figure.savefig("curve.pdf")
         """
+        from matplotlib.ticker import MaxNLocator
+
         run = self._read()
         series = Series.of_runs(run.label, [run])
         if series is None:
@@ -187,7 +189,7 @@ class TrainingRun:
         figure = _figure()
         axes = figure.add_subplot()
         values = [100 * accuracy for accuracy in series.accuracies]
-        axes.plot(series.rounds, values, color=PALETTE[0], label=run.label)
+        axes.plot(series.rounds, values, ".-", color=PALETTE[0], label=run.label)
         if series.intervals is not None:
             halves = [100 * half for half in series.intervals]
             low, high = ([v + sign * h for v, h in zip(values, halves, strict=True)]
@@ -195,6 +197,7 @@ class TrainingRun:
             axes.fill_between(series.rounds, low, high, color=PALETTE[0], alpha=0.2, linewidth=0)
         kind = "test (NOT HONEST)" if series.episodes == "peeked" else series.episodes
         axes.set(xlabel="communication round", ylabel=f"accuracy on {kind} episodes (%)")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         axes.legend()
         return figure
