@@ -12,12 +12,12 @@ from fedshot.reports.sheet import contact_sheet
 from fedshot.reports.significance import ComparisonRow, Difference, baselines, compare, describe
 from fedshot.reports.status import Status, as_table, runs_below
 from fedshot.reports.summary import summary
-from fedshot.reports.table import as_json, as_text, comparison
+from fedshot.reports.table import COLUMNS, as_json, as_text, cells, comparison, plain_text
 
 __all__ = [
-    "ComparisonRow", "DataViews", "Difference", "Groups", "Run", "Series", "Status",
-    "affinity_groups", "affinity_picture", "as_json", "as_table", "as_text", "baselines",
+    "COLUMNS", "ComparisonRow", "DataViews", "Difference", "Groups", "Run", "Series", "Status",
+    "affinity_groups", "affinity_picture", "as_json", "as_table", "as_text", "baselines", "cells",
     "class_histogram", "compare", "comparison", "contact_sheet", "data_views", "describe", "facts",
-    "features_picture", "grouped", "own_features", "partition_picture", "pictures", "runs_below",
-    "summary", "ungrouped", "write_page",
+    "features_picture", "grouped", "own_features", "partition_picture", "pictures", "plain_text",
+    "runs_below", "summary", "ungrouped", "write_page",
 ]  # fmt: skip
