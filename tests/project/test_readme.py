@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+    found = re.findall(r"^```(\w*)\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+    return [text for kind, text in found if kind == language]
 
 
 def first_run() -> list[list[str]]:
@@ -64,10 +66,21 @@ def test_training_pays_in_the_first_run(tmp_path: Path, monkeypatch: pytest.Monk
         assert trained["accuracy"] > floor.accuracy + 0.2
 
 
-def test_the_settings_it_shows_are_valid() -> None:
-    (text,) = blocks("yaml")
-    config = Config.of(yaml.safe_load(text))
-    assert config.name == "mine"
+def test_its_python_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one round of one step, and few episodes."""
+    monkeypatch.chdir(tmp_path)
+    (text,) = blocks("python")
+    few = {
+        '"rounds": 20': '"rounds": 1',
+        '"lr": 0.01}': '"lr": 0.01}, "local_steps": 1',
+        'out="runs/first"': 'out="runs/first", test={"episodes": 20, "validation_episodes": 20}',
+    }
+    for word, quick in few.items():
+        assert text.count(word) == 1
+        text = text.replace(word, quick)
+    found: dict[str, Any] = {}
+    exec(compile(text, "README.md", "exec"), found)
+    assert 0 <= found["run"].result.accuracy <= 1
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
