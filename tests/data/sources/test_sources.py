@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 import zipfile
 import zlib
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from PIL import Image
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.example_inputs import Pictures
-from fedshot.data.files import bounded
+from fedshot.data.files import bounded, images
 from fedshot.data.files.images import decode, photo
 from fedshot.data.files.places import find_data_dir
 from fedshot.data.sources import npz
@@ -175,6 +178,28 @@ def test_a_decompression_bomb_is_refused(pets, monkeypatch, limit):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     with pytest.raises(DataError, match=r"huge\.png .*safety limit.*scale it down"):
         ImageFolder(str(pets), size=4).load(None)
+
+
+def test_large_images_are_decoded_in_one_thread(monkeypatch):
+    """Memory is that of one of them, for any number of threads."""
+    monkeypatch.setattr(images, "_LARGE", 100)
+    stored = {}
+    for side in (10, 11):
+        file = BytesIO()
+        Image.new("RGB", (side, side)).save(file, "WEBP", lossless=True)
+        stored[side] = file.getvalue()
+    threads = defaultdict(set)
+    real = images.ImageOps.exif_transpose
+
+    def seen(image):
+        threads[image.width].add(threading.current_thread().name)
+        return real(image)
+
+    monkeypatch.setattr(images.ImageOps, "exif_transpose", seen)
+    with ThreadPoolExecutor(8, "pool") as pool:
+        list(pool.map(lambda i: decode(stored[10 + i % 2], "x", 3, 4), range(16)))
+    assert threads[11] == {"large-images_0"}
+    assert all(name.startswith("pool") for name in threads[10])
 
 
 def test_deep_pixels_are_refused(pets):

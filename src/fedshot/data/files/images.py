@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -35,8 +34,9 @@ _RESIZE: dict[Aspect, Callable[..., Image.Image]] = {
 _BLOCK, _JOB = 1024, 32  # images in memory at once, and in one task of a thread
 _MAX_PIXELS = 1 << 26
 _MAX_SIDE = 1 << 13  # pixels; a square of this side has _MAX_PIXELS
-_LARGE = 1 << 24  # pixels from which images are decoded one at a time, each up to 0.5 GB
-_large_lock = threading.Lock()
+_LARGE = 1 << 24  # pixels above which images are decoded one at a time, each in up to 1.3 GB
+# One thread for all of them: the C library keeps freed memory for each thread that decoded.
+_large = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-images")
 _DEEP = re.compile(r";16[BLN]")  # Pillow's raw modes of 16 bits a channel; BGR;16 has 5 or 6
 
 
@@ -123,8 +123,12 @@ def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixel
         if not resize:
             w, h = image.size
             raise DataError(f"image {name} is {w}x{h} pixels; expected {size}x{size}. {remedy}")
-        with _decoding(image):
-            return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+        return _decoded(
+            image,
+            lambda: np.asarray(
+                image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+            ),
+        )
 
 
 def decode(
@@ -167,9 +171,10 @@ def check_image(image: Image.Image, name: object) -> None:
         )
 
 
-def _decoding(image: Image.Image) -> AbstractContextManager[object]:
-    """Return a context for decoding; large images share a lock, which bounds memory."""
-    return _large_lock if image.width * image.height > _LARGE else nullcontext()
+def _decoded(image: Image.Image, decode: Callable[[], Pixels]) -> Pixels:
+    """Return what `decode` returns; large images are decoded one at a time, in one thread."""
+    large = image.width * image.height > _LARGE
+    return _large.submit(decode).result() if large else decode()
 
 
 def _is_deep(tile: Any) -> bool:
@@ -205,7 +210,8 @@ def to_array(
     middle, "pad" adds black. Transparency is dropped. Raises DataError if only it varies.
     """
     check_image(image, name)
-    with _decoding(image):
+
+    def decode() -> Pixels:
         # Cameras store the pixels unrotated, and the orientation in a tag.
         upright = ImageOps.exif_transpose(image)
         if "transparency" in upright.info:
@@ -217,4 +223,6 @@ def to_array(
                 f"image {name} varies only in its transparency; without it there is one colour. "
                 "Flatten it on a background first."
             )
-    return pixels.reshape(*pixels.shape[:2], channels)
+        return pixels.reshape(*pixels.shape[:2], channels)
+
+    return _decoded(image, decode)
