@@ -66,7 +66,10 @@ class Copies:
 
 
 def _contents(dataset: Dataset, rows: Ints, most: int | None = None) -> Ints:
-    """Number the contents of rows: the words of a text, or a hash of (the middle of) an image."""
+    """Return a number for each row, equal for rows with the same text or the same image.
+
+    Of images, only the middle `most` bytes are compared, if given.
+    """
     x, numbers = dataset.x, Numbers()
     if isinstance(x, Tokens):
         ends = zip(x.offsets[rows].tolist(), x.offsets[rows + 1].tolist(), strict=True)

@@ -93,7 +93,7 @@ class Maml:
     def adapt(
         self, params: Tree, stats: Tree, episode: Episode, seed: Tensor, lr: Tree | None = None
     ) -> Tree:
-        """Return the parameters after the inner steps of training on the support set, eq. (4).
+        """Return the parameters after the inner steps of training on the support set.
 
         `lr` is a tree of step sizes with the structure of the adapted parameters; None uses
         `inner.lr`.

@@ -39,7 +39,7 @@ class Glyphs(Source):
 
     A character is two to four curved strokes between random points; ink is 255, paper 0. Each
     drawing moves the points, stretches, slants and shifts the character, and has its own stroke
-    width. The images are the same on every machine. 120 classes are base, 30 validation, 50 novel.
+    width. 120 classes are base, 30 validation, 50 novel.
     """
 
     def load(self, data_dir: Path | None) -> Dataset:

@@ -152,7 +152,7 @@ class FRL(MetaTrained):
         check_rounds(self.inner_rounds)
 
     def _of(self, option: str) -> Any:
-        """Return the value of an option, from the mode where it is null."""
+        """Return the value of an option, or the mode's value if the option is null."""
         value = getattr(self, option)
         return _BY_MODE[self.mode][option] if value is None else value
 
@@ -168,7 +168,7 @@ class FRL(MetaTrained):
 
     @staticmethod
     def retired(method: Mapping[str, Any]) -> str:
-        """Return why an option that is set is no longer accepted and what to set, or ""."""
+        """Return a message if an option is no longer accepted, with what to set instead, or ""."""
         if method.get("positions") != "sum":
             return ""
         return (
@@ -178,7 +178,7 @@ class FRL(MetaTrained):
 
     @staticmethod
     def changed_meaning(settings: Mapping[str, Any]) -> str:
-        """Return which settings of a run of an older version mean something else today, or ""."""
+        """Return a message if settings of an older version's run mean something else now, or ""."""
         method, backbone = settings["method"], settings["model"]["backbone"]
         has_map = backbone["name"] == "conv4" and not backbone.get("features")
         summed = method["mode"] == "paper" and method["positions"] is None and has_map
@@ -250,13 +250,13 @@ class FRL(MetaTrained):
 
     @client_work(draw="redraw")
     def pull_update(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Upload the derivatives back through a round."""
+        """Upload the derivatives of the episode's loss, back through a round."""
         equal = self._of("weights") == "equal"
         return pull_update_reply(self.local, down, private, drawn, equal=equal)
 
     @client_work(draw="redraw")
     def pull_census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Upload the derivative back through the prototypes of theta_R."""
+        """Upload the derivative of the episode's loss, back through the prototypes of theta_R."""
         return pull_prototype_reply(self.local, down, private, drawn)
 
     @client_work(draw="draw_queries")

@@ -107,7 +107,7 @@ class Group:
 
 
 class _Here:
-    """The part of a fleet that a reduction needs."""
+    """A stand-in for a fleet, with the function that `reduce_replies` calls."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

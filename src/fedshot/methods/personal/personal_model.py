@@ -33,7 +33,7 @@ class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
         return found
 
     def own_model(self, down: Tree, private: Tree) -> tuple[Tree, Tree]:
-        """Return (the client's theta, or the server's before it has one; the server's stats)."""
+        """Return (theta, stats): the client's theta, at first the server's; the server's stats."""
         return own_or_sent(private, down["theta"]), down["stats"]
 
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:

@@ -85,7 +85,10 @@ class PFedMe(PersonalModels[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """Run one round; w <- w + beta sum_i (w_i - w) / S; statistics stop at the mean."""
+        """Run one round; w <- w + beta sum_i (w_i - w) / S.
+
+        Batch-norm statistics take the same step, but never go beyond the mean.
+        """
         new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
         if self.beta == 1:
             return ModelState(**new), got.metrics

@@ -28,7 +28,7 @@ class Places(NamedTuple):
     Args:
         of: for each word, its index in the padded texts, 0 to n m - 1.
         at: [n + 1], for each text the index of its first word, then the number of all words.
-        order: order of the texts, such that those of a block have similar lengths.
+        order: order of the texts, such that the texts of a block have similar lengths.
     """
 
     of: Tensor
