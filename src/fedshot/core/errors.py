@@ -47,7 +47,7 @@ class BusyError(CheckpointError):
 class BuildError(FedshotError):
     """C kernels that could not be built: the compiler was killed, or lacked memory, disk or time.
 
-    `passing` is False: where memory or disk never suffice, a supervisor would restart forever.
+    `passing` is False: if memory never suffices, a supervisor would restart the run forever.
     """
 
 

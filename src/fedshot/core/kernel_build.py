@@ -6,7 +6,7 @@ current user. Its name holds a hash of source, compiler and processor, and a has
 library that is stale, truncated, or writable by other users is not loaded but rebuilt.
 
 On a busy machine a build may take up to half an hour. If it then fails for lack of time, memory or
-disk, the run ends with a BuildError: a run must not compute some rounds without the kernels.
+disk, the run ends with a BuildError: a run must not mix rounds with and without kernels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """File locks between processes. A lock ends with the process that holds it.
 
-Some network file systems do not support locks. There the functions behave as if the lock were free.
+Some network file systems do not support locks. There no function waits or raises BusyError.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class _Names:
 
 
 def _shown(names: Sequence[str], classes: Sequence[int]) -> str:
-    """Return the names of the first few of these classes that exist."""
+    """Return the names of the first few of `classes`, without numbers that do not exist."""
     held = [repr(names[c]) for c in classes if c < len(names)]
     return ", ".join(held[:_FEW]) + (", ..." if len(held) > _FEW else "") or "none"
 

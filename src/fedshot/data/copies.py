@@ -35,7 +35,7 @@ class Copies:
 
     @classmethod
     def of(cls, dataset: Dataset, parts: Sequence[Ints]) -> Copies:
-        """Count identical rows of these parts; a row in several parts counts in the first."""
+        """Count identical rows within and across `parts`; a row in several belongs to the first."""
         every = np.concatenate(parts)
         rows, first = np.unique(every, return_index=True)
         part = np.repeat(np.arange(len(parts)), [len(one) for one in parts])[first]

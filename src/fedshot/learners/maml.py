@@ -144,7 +144,7 @@ class Maml:
     def adapt_at_test(
         self, params: Tree, stats: Tree, eval_episode: EvalEpisode, lr: Tree | None = None
     ) -> tuple[Tree, Tensor]:
-        """Return the adapted parameters and the features of the queries under them."""
+        """Return the adapted parameters, and the features of the queries under these parameters."""
         steps, x = self.inner.test_steps, eval_episode.support_x
         support, query = test_modes(self.model)
         if self.inner.adapts == "head":  # one pass gives the features and the statistics

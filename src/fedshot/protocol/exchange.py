@@ -145,7 +145,7 @@ class Fault(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """The reply of one client, or the fault in its place."""
+    """The reply of one client, or the fault if it gave no usable reply."""
 
     client: int
     reply: Reply | None

@@ -197,7 +197,7 @@ class EpisodicMethod(Method[S]):
 
     @property
     def n_episodes(self) -> int:
-        """Episodes of one local update, |B_k|."""
+        """Number of episodes of one local update, |B_k|."""
         return self.local_steps * self.episodes_per_step
 
     def draw(self, data: ClientData, key: Key) -> Tree:
@@ -212,7 +212,7 @@ class ClientModels(Method[S]):
 
     @abstractmethod
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
-        """Return the client's function from an episode to logits; `down` is its `message`."""
+        """Return the client's function from an episode to logits; `down` is from `message`."""
 
     def message(self, server: S, clients: Clients, client: int) -> dict[str, Tree]:
         """Return what the server sends a client in addition to the episodes."""

@@ -80,7 +80,7 @@ def decoded(
     shape: tuple[int, int, int],
     convert: Callable[[bytes, str], Pixels],
 ) -> Iterator[Pixels]:
-    """Decode images in threads; yield them in order, in blocks that overwrite the previous one.
+    """Decode images in threads; yield them in order, in blocks that overwrite one another.
 
     Args:
         members: the archive of each image, and its name in the archive.

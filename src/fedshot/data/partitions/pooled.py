@@ -56,8 +56,8 @@ class Iid:
 class Dirichlet:
     """Of each class, client k gets the share q_k of the images, with q ~ Dir(alpha 1_K).
 
-    The draw is repeated until every client can form an episode. If no draw achieves that, the one
-    in which most clients can is used. If there are too few images in any case, it is not repeated.
+    The draw is repeated until every client can form an episode. If no draw achieves that, the draw
+    in which the most clients can is used. With too few images for that, only one draw is made.
 
     Args:
         clients: number of clients, K.

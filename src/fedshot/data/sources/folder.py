@@ -102,7 +102,7 @@ class ImageFolder(Source):
 
 
 def _classes(root: Path) -> tuple[list[Path], list[str]]:
-    """Return the class folders, sorted by name, and the part of each; [] if there is no split."""
+    """Return the class folders, sorted by name, and the split part of each; [] without a split."""
     folders = _folders(root, root)
     by_name = {folder.name: folder for folder in folders}
     is_split = {"base", "novel"} <= by_name.keys() <= set(PARTS)

@@ -84,7 +84,7 @@ def _curves(y: Ints) -> tuple[Ints, Ints]:
 
 
 def _drawn(points: Ints, pen: Ints) -> Pixels:
-    """Return images [n, size, size, 1] with a disc of ink, which fades at its edge, per point."""
+    """Return images [n, size, size, 1] with a disc of ink, faded at the edge, at each point."""
     n = len(points)
     side = _SIZE + 2  # one pixel of margin, for ink beyond the border
     images = np.zeros((n, side * side), dtype=np.uint8)

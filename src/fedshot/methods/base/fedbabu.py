@@ -129,7 +129,7 @@ class FedBABU(Method[FedBABUState]):
     def round(
         self, server: FedBABUState, clients: Clients, key: Key
     ) -> tuple[FedBABUState, Mapping[str, float]]:
-        """Run one round; theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k; h stays."""
+        """Run one round; theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k; h is fixed."""
         parts = {"theta": server.theta, "stats": server.stats}
         down = {"h": server.h}
         new, got = average(clients, self.train, parts, key, max_weight=None, down=down)

@@ -108,5 +108,5 @@ def share_targets_loss(z_phi: Tensor, z_psi: Tensor) -> Tensor:
 
 
 def _same(y: Tensor) -> Tensor:
-    """Return bool [D, D]: whether rows i and j are of one class."""
+    """Return bool [D, D]: whether rows i and j are of the same class."""
     return y[:, None] == y[None]

@@ -19,8 +19,8 @@ compared on the queries. A local step is one step of the heads and one of the ba
 same episodes (the revised algorithm's "alternatively"), or all steps of the heads come first
 (mode="v1", the first version). KL has no upper bound to maximise: its probabilities
 are at least `min_prob`, and the gradient norm of stage 1 at most `max_grad_norm`. The papers' text
-speaks of a difference from the central model, their equations of one between theta and theta'; the
-equations are followed.
+speaks of a difference from the central model, their equations have the difference of theta and
+theta'; the equations are followed.
 Departures: those of FedFSL-MI; and the heads are compared after adapting, where both papers define
 p(Theta, theta) as the softmax of f_theta(f_Theta(x)) before adapting
 (adv_predictions="unadapted_query").
@@ -127,7 +127,7 @@ class FedFSLMIAdv(RegularizedMaml):
 
     @property
     def has_mi(self) -> bool:
-        """Whether L_k in the stages is that of FedFSL-MI."""
+        """Whether L_k in both stages is the objective of FedFSL-MI."""
         wanted = self.mode != "v1" if self.mi_in_stages is None else self.mi_in_stages
         return wanted and self.gamma > 0
 

@@ -39,13 +39,14 @@ def next_pool(pool: Tree, total: float) -> Tree:
 
 
 def first_share(params: Tree) -> Tree:
-    """Return the share of a client that has not uploaded; it only uses the shapes of `params`."""
+    """Return the share of a client that has not uploaded; only the shapes of `params` are used."""
     zero = torch.zeros((), dtype=torch.float64)
     return {"sum": tree.map(Tensor.double, params), "weight": zero, "number": torch.tensor(-1)}
 
 
 def next_share(share: Tree, params: Tree, weight: int | Tensor, pool: Tree) -> Tree:
-    """Return the share of a client that uploads `params` for the next mean after that of `pool`.
+    """Return the share of a client that uploads `params` for the mean after that of `pool`.
+
     The summand is in float64, so that multiplying by the weight loses nothing.
     """
     return {

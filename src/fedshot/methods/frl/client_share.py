@@ -96,7 +96,7 @@ def draw_share(
 def shares_of(eval_episode: EvalEpisode, slots: int | None = None) -> list[EpisodeShare]:
     """Return the shares of the clients in a test episode's group; without a group, one share.
 
-    `slots` is the number of labels, of which the episode uses one per class; None for no others.
+    `slots` is the number of labels, of which the episode uses one per class; None: one per class.
     """
     e, way = eval_episode, len(eval_episode.classes)
     used = torch.arange(way if slots is None else slots, device=e.support_y.device) < way

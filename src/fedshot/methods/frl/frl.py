@@ -261,7 +261,7 @@ class FRL(MetaTrained):
 
     @client_work(draw="draw_queries")
     def meta_gradient(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Upload g_k, the gradient at theta_R of the queries' loss under prototypes P, line 24."""
+        """Upload g_k, the gradient at theta_R of the queries' loss under the prototypes P."""
         prototypes: Prototypes | None = down.get("prototypes")
         stats = down.get("stats", {})
         points = {"theta": down["theta"]}
@@ -306,7 +306,7 @@ class FRL(MetaTrained):
     def round(
         self, server: FRLState, clients: Population, key: Key
     ) -> tuple[FRLState, Mapping[str, float]]:
-        """Run one episode; phi <- phi - beta Adam(sum_k rho_k g_k), lines 22 to 26."""
+        """Run one episode; phi <- phi - beta Adam(sum_k rho_k g_k), algorithm 1, lines 22 to 26."""
         learned = self.learn(clients, server.phi, self.slots, self.inner_rounds, key)
         stats = {"stats": server.stats} if server.stats else {}
         reduce = {"gradient": Mean(server.phi, OF_EXAMPLES)}

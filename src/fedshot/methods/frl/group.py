@@ -69,7 +69,7 @@ class Group:
     ) -> Outcome:
         """Run `work` at the clients `to` and reduce their replies, as `Clients.exchange` does.
 
-        A reply that a reducer refuses is a fault. Raises QuorumError if no reply is usable.
+        A reply that a reducer rejects is a fault. Raises QuorumError if no reply is usable.
         """
         exchange = Exchange(ClientWork.of(work), down, tuple(to), reduce, key, (0, 0))
         outcome = reduce_replies(_Here(self), exchange)  # type: ignore[arg-type]

@@ -127,7 +127,7 @@ class FedFomo(BankedModels[FedFomoState]):
         return first_own({"theta": theta, "stats": stats})
 
     def draw(self, data: ClientData, key: Key) -> FedFomoData:
-        """Draw the passes over the training samples; the rest is for validation."""
+        """Draw the passes over the training samples; the other samples are for validation."""
         train, held = self.split(data)
         batches = self.passes(train, self.local_steps, key)
         return FedFomoData(batches, self.all_samples(train), self.all_samples(held))
@@ -169,7 +169,7 @@ class FedFomo(BankedModels[FedFomoState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: FedFomoData) -> Reply:
-        """Move towards the better models, and take the local steps from there."""
+        """Move towards the better models, and take the local steps from the result."""
         own, models = down["own"], (down["own"], *down["models"])
         before = own_or_sent(private, own)
         if len(drawn.held.y):

@@ -42,7 +42,7 @@ class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
 
 
 class BankedModels(PersonalModels[S]):
-    """The server stores each client's last model; its state has the initial model, `start`."""
+    """The server stores each client's last model; its state holds the initial model, `start`."""
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: the server keeps what a client has uploaded."""

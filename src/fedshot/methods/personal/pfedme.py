@@ -68,7 +68,7 @@ class PFedMe(PersonalModels[ModelState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Find personal models and move w_i towards them, line 8; send the change of w_i."""
+        """Find personal models and move w_i towards them; send the change of w_i."""
         w, stats, noise = down["theta"], down["stats"], Mode(seed=drawn.seed)
         pull = self.lambda_prox * (self.optimizer.lr if self.eta is None else self.eta)
         for r, step in enumerate(drawn.steps):

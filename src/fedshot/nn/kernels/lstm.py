@@ -37,7 +37,7 @@ class Places(NamedTuple):
 
     @classmethod
     def made(cls, lengths: Tensor, m: int) -> Places:
-        """Return the places for texts with these lengths [n], each at most m."""
+        """Return the word positions of texts with lengths [n], each at most m."""
         if ((lengths < 0) | (lengths > m)).any():
             raise ValueError(f"texts have {lengths.tolist()} words; expected 0 to {m}")
         of = (torch.arange(m, device="cpu") < lengths[:, None]).flatten().nonzero()[:, 0]

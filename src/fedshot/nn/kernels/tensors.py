@@ -183,7 +183,7 @@ def _dense(t: Tensor) -> Tensor:
 
 
 def _alike(t: Tensor, like: Tensor) -> Tensor:
-    """Return the tensor in the layout of another one of its shape."""
+    """Return the tensor in the memory layout of `like`, which has the same shape."""
     if t.shape != like.shape:
         raise ValueError(f"shapes {list(t.shape)} and {list(like.shape)} differ.")
     return t if t.stride() == like.stride() else torch.empty_like(like).copy_(t)
