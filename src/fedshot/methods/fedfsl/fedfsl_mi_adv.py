@@ -132,7 +132,7 @@ class FedFSLMIAdv(RegularizedMaml):
         return wanted and self.gamma > 0
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return the private state as in `FederatedMaml`; the optimiser is the backbone's."""
+        """Return the private state as in `FederatedMaml`; its optimiser state is the backbone's."""
         kept = super().init_client(client, key)
         if kept.pop("optimizer", None) is not None:
             body = self.learner.init(key)[0]["body"]

@@ -39,15 +39,15 @@ def next_pool(pool: Tree, total: float) -> Tree:
 
 
 def first_share(params: Tree) -> Tree:
-    """Return the share of a client that has not uploaded; only the shapes of `params` are used."""
+    """Return what a client keeps before its first upload; only the shapes of `params` are used."""
     zero = torch.zeros((), dtype=torch.float64)
     return {"sum": tree.map(Tensor.double, params), "weight": zero, "number": torch.tensor(-1)}
 
 
 def next_share(share: Tree, params: Tree, weight: int | Tensor, pool: Tree) -> Tree:
-    """Return the share of a client that uploads `params` for the mean after that of `pool`.
+    """Return what a client keeps when it uploads `params`: summand, weight and number of the mean.
 
-    The summand is in float64, so that multiplying by the weight loses nothing.
+    The mean follows that of `pool`. The summand is float64: multiplying by the weight is exact.
     """
     return {
         "sum": tree.map(lambda w: w.double() * weight, params),

@@ -91,7 +91,7 @@ class FewRoundLearner:
 
     @property
     def linear(self) -> bool:
-        """Whether a head predicts, not prototypes."""
+        """Whether a linear head predicts, instead of prototypes."""
         return self.variant == "linear"
 
     @property
