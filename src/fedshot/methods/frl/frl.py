@@ -93,7 +93,7 @@ class FRL(MetaTrained):
         loss: "softmax" is the cross-entropy; "literal" leaves the true class out of the sum, as
             printed, and has no lower bound.
         prototypes: global prototypes are "exact" means over all supports, means "shrunk" towards 0
-            by the share of clients that lack the class, or "unweighted" means over clients that have it.
+            by the share of clients that lack the class, or "unweighted" over those that have it.
         refresh: recompute prototypes with theta_R; else queries are compared with P_{R-1}.
         positions: L_aux is a "mean" over the positions of the last map, or compares only the
             "pooled" map; null: the default of `mode`, but "pooled" for a backbone without a map,
