@@ -23,7 +23,7 @@ class FedshotError(Exception):
 
 
 class ConfigError(FedshotError):
-    """An option that does not exist, or a value that an option does not take."""
+    """An option that does not exist, or a value that is not valid for its option."""
 
 
 class DataError(FedshotError):
@@ -47,12 +47,12 @@ class BusyError(CheckpointError):
 class BuildError(FedshotError):
     """C kernels that could not be built: the compiler was killed, or lacked memory, disk or time.
 
-    Not `passing`: on a machine that never has enough, a supervisor would restart the run forever.
+    `passing` is False: if memory never suffices, a supervisor would restart the run forever.
     """
 
 
 class QuorumError(FedshotError):
-    """Too few clients gave a usable reply in a round. `reason` is the message without the fix."""
+    """Too few clients gave a usable reply in a round. `reason` is the message without its fix."""
 
     passing = True
 
@@ -93,7 +93,7 @@ def check_word(name: str, value: str, valid: Iterable[str]) -> None:
 def check_kind(name: str, value: Any, kind: type[Any], fix: str) -> None:
     """Raise ConfigError unless an argument is an instance of `kind`.
 
-    `fix` is a sentence that tells the user how to get such an object.
+    `fix` is a sentence that tells the user how to get an instance.
     """
     if not isinstance(value, kind):
         raise ConfigError(
@@ -118,7 +118,7 @@ def _shown(value: Any) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return a sentence that names the closest of `valid`, and all of them if they are few."""
+    """Return a sentence with the word closest to `name`, and all of `valid` if they are few."""
     options = sorted(valid)
     close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     hint = f"Did you mean {close[0]!r}?" if close else ""

@@ -6,7 +6,7 @@ current user. Its name holds a hash of source, compiler and processor, and a has
 library that is stale, truncated, or writable by other users is not loaded but rebuilt.
 
 On a busy machine a build may take up to half an hour. If it then fails for lack of time, memory or
-disk, the run is refused: it must not compute some rounds with the kernels and some without them.
+disk, the run ends with a BuildError: a run must not mix rounds with and without kernels.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def _compilers() -> Iterator[list[str]]:
 def _built(compiler: list[str]) -> ctypes.CDLL:
     """Return the library from the cache, building it first if it is missing.
 
-    If it is missing for several processes, one compiles it and the others wait. If the cache cannot
-    be used, this process compiles a library for itself only.
+    If several processes need the missing library, one compiles it and the others wait. If the cache
+    cannot be used, this process compiles a library for itself only.
     """
     source = _source()
     version = _run([*compiler, "--version"], b"")
@@ -155,7 +155,7 @@ def _signatures() -> dict[str, list[Any]]:
 
 
 def _found(folder: Path, name: str) -> ctypes.CDLL | None:
-    """Return the library from the cache; None if the cache has no valid one."""
+    """Return the library from the cache; None if it is missing, damaged, or not trusted."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         with suppress(OSError, AttributeError):
             return _loaded(path)
@@ -220,7 +220,7 @@ def _check(about: os.stat_result, path: Path) -> None:
 
 @contextmanager
 def _notice(compiler: str) -> Iterator[None]:
-    """Print a notice if the build takes long, in this process or in another that compiles."""
+    """Print a notice if compiling takes long, or waiting for another process that compiles."""
     notice = threading.Timer(
         _SLOW, print, [f"fedshot: waiting for the C kernels: {compiler} is running"],
         {"file": sys.stderr},

@@ -1,6 +1,6 @@
 """File locks between processes. A lock ends with the process that holds it.
 
-Some network file systems do not support locks: there no process waits, and none is refused.
+Some network file systems do not support locks. There no function waits or raises BusyError.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Lock(NamedTuple):
 
     @property
     def held(self) -> bool:
-        """Whether other processes are refused."""
+        """Whether the lock excludes other processes: the file system supports locks."""
         return self.inode is not None
 
     def check(self) -> None:
@@ -48,8 +48,8 @@ class Lock(NamedTuple):
 def only_one(path: Path, does: str = "is training") -> Iterator[Lock]:
     """Hold a lock on the file at `path`, and leave the file there afterwards.
 
-    Raises BusyError if another process holds the lock. `does` says in the message what that process
-    does.
+    Raises BusyError if another process holds the lock. `does` is the verb phrase of the message:
+    "another process {does} in {folder}".
     """
     with _lock(path, _WHILE_OTHERS_CHECK) as got:
         if got == "taken":
@@ -63,8 +63,8 @@ def only_one(path: Path, does: str = "is training") -> Iterator[Lock]:
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock file at `path` and remove it afterwards; yield whether the lock is held.
 
-    It is not held if the file system does not support locks, or, with `wait=False`, if another
-    process holds it. The caller must work correctly in these cases, too.
+    The lock is not held if the file system does not support locks, or, with `wait=False`, if
+    another process holds it. The caller must work correctly in these cases, too.
     """
     with _lock(path, -1 if wait else 0) as got:
         try:

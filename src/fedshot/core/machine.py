@@ -33,7 +33,7 @@ def keep_freed_memory() -> bool:
     """Make glibc keep large freed blocks for the next step instead of returning them to the system.
 
     Otherwise the system maps feature maps above 32 MB anew, and zeroes them page by page, at every
-    training step, which takes as long as half of a Conv4 at 84 pixels. Blocks that large fit only
+    training step, which takes half the time of a Conv4 at 84 pixels. Blocks that large fit only
     the main arena, so threads share it. Affects the whole process, on Linux with glibc only;
     returns whether it was done.
     """
@@ -91,10 +91,9 @@ def begin_thread(threads: int, flush: bool) -> None:
 def arithmetic(threads: int) -> Iterator[None]:
     """Set how this thread, and threads it starts, compute in a run; restore it afterwards.
 
-    It uses `threads` intra-op threads and treats numbers below 1e-38 as 0. Episodes that are
-    classified with near certainty produce gradients of that size, and some processors need a
-    hundred times as long for them: on an Intel Xeon a step of a Conv4 at 84 pixels took 17 times as
-    long.
+    It uses `threads` intra-op threads and treats numbers below 1e-38 as 0. Near-certain predictions
+    have gradients of that size, on which some processors are a hundred times slower: on an Intel
+    Xeon a step of a Conv4 at 84 pixels took 17 times as long.
     """
     before, flushed = torch.get_num_threads(), denormals_flushed()
     torch.set_num_threads(threads)

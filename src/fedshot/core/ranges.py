@@ -1,4 +1,4 @@
-"""Types of options that have a range: a configuration enforces it, and JSON Schema shows it."""
+"""Types of options with a valid range, which configurations enforce and JSON Schema states."""
 
 from typing import Annotated, TypeAlias
 

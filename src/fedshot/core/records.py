@@ -77,7 +77,7 @@ def read(path: Path, schema: Any, fix: str = COPY) -> Any:
 
 
 def parse(data: bytes, schema: Any, origin: str, fix: str = COPY) -> Any:
-    """Return the value of a JSON text, checked as `read` does; `origin` names it in messages."""
+    """Return the value of a JSON text, checked as in `read`; errors call the text `origin`."""
     try:
         return _checked(data, schema)
     except _DamageError as error:
@@ -86,7 +86,7 @@ def parse(data: bytes, schema: Any, origin: str, fix: str = COPY) -> Any:
 
 
 def read_lines(path: Path, schema: Any, fix: str = COPY) -> list[Any]:
-    """Return the records of a file with one per line; a truncated last line is left out.
+    """Return the records of a JSON Lines file; a truncated last line is left out.
 
     Arguments and errors are those of `read`.
     """

@@ -108,7 +108,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
 
     Raises:
         CheckpointError: the file is missing, truncated, or does not match its hash.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         data = records.content(path, None)

@@ -63,7 +63,7 @@ def other_kinds(paths: Iterable[Path], what: str) -> str:
 def percent(accuracy: float, interval: float) -> str:
     """Return shares in [0, 1] in percent, e.g. "57.64 ± 1.74"; "57.64 ± ?" for an interval of 0.
 
-    An interval of 0 comes from equal values, which do not tell how far others would differ.
+    An interval of 0 comes from equal values, which say nothing about the spread of further values.
     """
     return f"{100 * accuracy:.2f} ± {_half(interval)}"
 

@@ -113,7 +113,7 @@ def _map(fn: Callable[..., Any], tree: Tree, others: Sequence[Tree]) -> Tree:
 
 
 def _alike(a: Tree, b: Tree) -> bool:
-    """Whether two trees of the same type have parts of the same names."""
+    """Whether two trees of the same type have the same keys, fields or length."""
     if isinstance(a, tuple):
         return len(a) == len(b)
     return a.keys() == b.keys() if type(a) is dict else _names(a) == _names(b)

@@ -21,7 +21,7 @@ _INTEGER = re.compile(r"([+-]?[0-9]{1,18})(?:\.0+)?")  # a name that is an integ
 
 @dataclass(frozen=True)
 class ClassSplit:
-    """Class numbers for training (`base`), choice of the round (`validation`), test (`novel`).
+    """Class numbers for training (`base`), selecting a round (`validation`), testing (`novel`).
 
     The parts are disjoint. `validation` may be empty, and so may `novel` if clients are tested on
     their own classes.
@@ -147,7 +147,7 @@ class _Names:
 
 
 def _shown(names: Sequence[str], classes: Sequence[int]) -> str:
-    """Return the names of the first few of these classes that exist."""
+    """Return the names of the first few of `classes`, without numbers that do not exist."""
     held = [repr(names[c]) for c in classes if c < len(names)]
     return ", ".join(held[:_FEW]) + (", ..." if len(held) > _FEW else "") or "none"
 

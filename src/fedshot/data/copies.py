@@ -35,7 +35,7 @@ class Copies:
 
     @classmethod
     def of(cls, dataset: Dataset, parts: Sequence[Ints]) -> Copies:
-        """Count identical rows of these parts; a row in several parts counts in the first."""
+        """Count identical rows within and across `parts`; a row in several belongs to the first."""
         every = np.concatenate(parts)
         rows, first = np.unique(every, return_index=True)
         part = np.repeat(np.arange(len(parts)), [len(one) for one in parts])[first]
@@ -66,7 +66,10 @@ class Copies:
 
 
 def _contents(dataset: Dataset, rows: Ints, most: int | None = None) -> Ints:
-    """Number the contents of rows: the words of a text, or a hash of (the middle of) an image."""
+    """Return a number for each row, equal for rows with the same text or the same image.
+
+    Of images, only the middle `most` bytes are compared, if given.
+    """
     x, numbers = dataset.x, Numbers()
     if isinstance(x, Tokens):
         ends = zip(x.offsets[rows].tolist(), x.offsets[rows + 1].tolist(), strict=True)

@@ -36,8 +36,8 @@ class Dataset:
 
     `users` are user numbers from 0 on, never names. `standard` is the class split that the data
     define, if any. `skipped` describes the files that were skipped. Examples with the same number
-    in `groups`, such as frames of a video or images of a patient, are nearly alike. An episode puts
-    those of one class into its support set or its query set, never into both.
+    in `groups`, such as frames of a video or images of a patient, are nearly alike. Within a class,
+    an episode never has examples of one group in both support and query set.
     """
 
     name: str

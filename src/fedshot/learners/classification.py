@@ -87,7 +87,7 @@ def draw_passes(
 
 
 def base_numbers(labels: Tensor, classes: Sequence[int]) -> Tensor:
-    """Return the indices of class numbers among the sorted base classes."""
+    """Return labels as indices of their classes among the sorted base classes."""
     known = torch.tensor(sorted(classes), dtype=torch.int64, device=labels.device)
     y = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
     strange = labels[known[y] != labels]
@@ -162,8 +162,8 @@ class Classifier:
     ) -> Tensor:
         """Return the classifier's logits [queries, way] for the classes of an episode.
 
-        `classes` are the base classes; the logit of another class is -inf. The support set is only
-        used for its batch-norm statistics, under the policy "support".
+        `classes` are the base classes; an episode's class that is not one of them has the logit
+        -inf. The support set is only used for its batch-norm statistics, under policy "support".
         """
         _, query = self.encode(params, stats, eval_episode)
         with torch.no_grad():

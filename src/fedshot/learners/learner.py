@@ -33,7 +33,7 @@ from fedshot.nn.models.model import Model
 
 
 class EpisodeLoss(NamedTuple):
-    """The loss of an episode, and what was computed with it."""
+    """The loss of an episode, with the accuracy, running statistics and scalars to report."""
 
     loss: Tensor  # nats, mean over queries
     stats: Tree  # running statistics after the episode

@@ -93,7 +93,7 @@ class Maml:
     def adapt(
         self, params: Tree, stats: Tree, episode: Episode, seed: Tensor, lr: Tree | None = None
     ) -> Tree:
-        """Return the parameters after the inner steps of training on the support set, eq. (4).
+        """Return the parameters after the inner steps of training on the support set.
 
         `lr` is a tree of step sizes with the structure of the adapted parameters; None uses
         `inner.lr`.
@@ -144,7 +144,7 @@ class Maml:
     def adapt_at_test(
         self, params: Tree, stats: Tree, eval_episode: EvalEpisode, lr: Tree | None = None
     ) -> tuple[Tree, Tensor]:
-        """Return the adapted parameters and the features of the queries under them."""
+        """Return the adapted parameters, and the features of the queries under these parameters."""
         steps, x = self.inner.test_steps, eval_episode.support_x
         support, query = test_modes(self.model)
         if self.inner.adapts == "head":  # one pass gives the features and the statistics

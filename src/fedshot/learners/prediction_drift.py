@@ -69,7 +69,7 @@ def common_form(model: Model, n: int) -> dict[str, Tensor]:
 def answer_common(learner: Maml, params: Tree, stats: Tree, n: int) -> dict[str, Tensor]:
     """Return a client's predictions on n episodes: `{"common_questions": log p}`, float32.
 
-    All values are finite, so that they never cause a client's reply to be refused: p is at least
+    All values are finite, so that they never cause a client's reply to be rejected: p is at least
     1e-35, and NaN is replaced by 1.0, which is no log-probability.
     """
     if n == 0:
@@ -84,7 +84,7 @@ def answer_common(learner: Maml, params: Tree, stats: Tree, n: int) -> dict[str,
 def divergence(parts: Mapping[str, Any]) -> dict[str, float]:
     """Return `{"divergence": mean over pairs of clients of (KL(i || j) + KL(j || i)) / 2}`, nats.
 
-    It is also a mean over queries. Clients whose predictions contain NaN are left out. Returns `{}`
+    The mean is also over queries. Clients whose predictions contain NaN are left out. Returns `{}`
     for fewer than two clients.
 
     The mean over ordered pairs of sum p_i (log p_i - log p_j) is

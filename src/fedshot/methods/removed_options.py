@@ -1,7 +1,7 @@
 """Options that earlier versions of the package's methods had and that were removed.
 
 Run folders and results of earlier versions list every option of a method. A removed option is
-dropped if it has the value that now always applies, and refused if it has another value.
+dropped if it has the value that now always applies; another value is an error.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def fingerprint(method: str) -> str:
 
 
 def noted(method: str) -> dict[str, str]:
-    """Return a record's entry on a user method's file; `{}` for a method of the package."""
+    """Return the entry of a record that names a user method's file; `{}` for other methods."""
     file = fingerprint(method)
     return {"method_file": file} if file else {}
 
@@ -74,7 +74,7 @@ def for_children(*methods: str) -> dict[str, str]:
 
 
 def check(wanted: Mapping[str, str]) -> None:
-    """Raise ConfigError unless each method has its fingerprint in `wanted`."""
+    """Raise ConfigError unless each method in `wanted` has the fingerprint given there."""
     for method, file in wanted.items():
         if fingerprint(method) != file:
             raise ConfigError(

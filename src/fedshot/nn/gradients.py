@@ -19,8 +19,8 @@ _TWICE = ContextVar("differentiated twice", default=False)
 def differentiated_twice() -> bool:
     """Whether the current computation is part of a gradient that is differentiated again.
 
-    Operations whose second derivatives are slow check it and use torch operations instead. Results
-    differ by rounding only (that of bfloat16 if the model uses it).
+    If so, operations whose C kernels have no fast second derivative use torch operations instead.
+    Results differ by rounding only (by that of bfloat16 if the model uses it).
     """
     return _TWICE.get()
 
@@ -87,7 +87,7 @@ def descend(
     Args:
         loss: `loss(params, step) -> scalar`.
         params: initial parameters.
-        lr: step size; a tree like `params` holds one per parameter.
+        lr: step size, or a tree like `params` with a step size for each parameter.
         steps: number of steps; 0 returns `params`.
         second_order: keep the graph through the steps. Otherwise the gradients are constants: the
             derivative with respect to `params` is the identity (first-order MAML), and that with

@@ -33,9 +33,9 @@ def kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 def clipped_kl(p_logits: Tensor, q_logits: Tensor, clip: Clip, epsilon: float) -> Tensor:
     """Return KL(p || q), mean over rows, with the ratio p/q clipped to [1 - epsilon, 1 + epsilon].
 
-    Fan & Huang (revised version) clip the ratio "in (11)", that is, inside the logarithm; this is
-    "log". Their lemma bounds the gradient, as "coef" does. p is a constant: only q gets gradients.
-    With r = p/q, the gradient with respect to q is
+    Fan & Huang (revised version) clip the ratio "in (11)", that is, inside the logarithm: `clip` is
+    "log". Their lemma bounds the gradient: `clip` is "coef". p is a constant: only q gets
+    gradients. With r = p/q, the gradient with respect to q is
 
     - "none": -r, unbounded for small q;
     - "log": that of sum p log clamp(r): -r inside the band and 0 outside. If only some classes of a

@@ -50,7 +50,7 @@ class Optimizer:
     """SGD (with momentum) or Adam (betas 0.9, 0.999), as torch defines them.
 
     Args:
-        name: kind of optimiser, "sgd" or "adam".
+        name: the optimiser, "sgd" or "adam".
         lr: step size.
         momentum: momentum of SGD; must be 0 for Adam.
         weight_decay: factor of the L2 penalty: weight_decay * w is added to the gradient.

@@ -71,7 +71,8 @@ class Clients:
     def recall(self, client: int, first: Tree) -> Tree:
         """Return the tree that the server keeps for a client; `first` if there is none yet.
 
-        `first` has the same structure. A tree stored during a round is only returned after it.
+        `first` has the structure of the stored trees. A tree stored during a round is only returned
+        after that round.
         """
         last = self._round - (self._phase == "train")
         flat = self._fleet.bank.load(client, (last, LAST))

@@ -41,8 +41,8 @@ def client_work(draw: str | None = None) -> Callable[[F], F]:
 
     Args:
         draw: name of the method's function `draw(data, key) -> tree`, which runs on the client
-            before the work and returns `drawn`. Only it reads data and draws random numbers. None:
-            `drawn` is `{}`.
+            before the work and returns `drawn`. Only this function reads data and draws random
+            numbers. None: `drawn` is `{}`.
     """
 
     def mark(fn: F) -> F:
@@ -54,7 +54,7 @@ def client_work(draw: str | None = None) -> Callable[[F], F]:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """A method and the name of its client work, to run it here or request it over a network."""
+    """A method and the name of one of its client works, to run or to request over a network."""
 
     method: Any
     name: str
@@ -133,19 +133,19 @@ class Exchange:
 
 
 class Fault(NamedTuple):
-    """Why a client's reply does not count: `refused` as invalid, or `lost` on the way."""
+    """Why a client's reply does not count: rejected as invalid ("refused"), or lost on the way."""
 
     kind: Literal["refused", "lost"]
     reason: str
 
     @property
     def diverged(self) -> bool:
-        """Whether the reply was refused for values that are not finite or too large."""
+        """Whether the reply was rejected for values that are not finite or too large."""
         return self.kind == "refused" and any(w in self.reason for w in (NOT_FINITE, TOO_LARGE))
 
 
 class Arrival(NamedTuple):
-    """The reply of one client, or the fault in its place."""
+    """The reply of one client, or the fault if it gave no usable reply."""
 
     client: int
     reply: Reply | None
@@ -153,25 +153,25 @@ class Arrival(NamedTuple):
 
 
 class Sealable(Protocol):
-    """Storage of clients' states, which checkpoints seal (make permanent) round by round.
+    """Storage of clients' states; a checkpoint commits (makes permanent) those of its round.
 
     A state's version is (round, number of the exchange in that round).
     """
 
     def void(self, round: int) -> None:
-        """Drop the states of a round that does not count."""
+        """Drop the states that a discarded round has written."""
         ...
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make the states of this round and of the rounds `keep` permanent; return their hash."""
+        """Commit the states of this round, and return their hash; rounds `keep` stay readable."""
         ...
 
     def open(self, round: int, sha: str) -> None:
-        """Make the states that `seal` stored under this hash readable."""
+        """Make the states of a round readable that `seal` committed under this hash."""
         ...
 
     def rewind(self, round: int, sha: str) -> None:
-        """Return to the states that `seal` stored under this hash; drop all later ones."""
+        """Return to the states that `seal` committed under this hash; drop all later states."""
         ...
 
 
@@ -183,7 +183,7 @@ class Bank(Sealable, Protocol):
         ...
 
     def save(self, client: int, version: tuple[int, int], state: object) -> None:
-        """Write a version; `seal` makes it permanent."""
+        """Write a version of a client's tree; `seal` commits it."""
         ...
 
 
@@ -204,7 +204,7 @@ class Fleet(Sealable, Protocol):
         ...
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
-        """Keep the private states of accepted clients, and drop those of the others."""
+        """Keep the new private states of accepted clients; drop those of the other clients."""
         ...
 
 

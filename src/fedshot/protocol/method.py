@@ -121,13 +121,13 @@ class Method(ABC, Generic[S]):
 
     @classmethod
     def norm_policy(cls, options: Mapping[str, Any]) -> str:
-        """Return what model.norm_policy "method" stands for under these options."""
+        """Return the batch-norm policy that model.norm_policy "method" selects."""
         del options
         return cls.test_norm
 
     @staticmethod
     def retired(method: Mapping[str, Any]) -> str:
-        """Return why an option that is set is no longer accepted and what to set, or "".
+        """Return a message if an option is no longer accepted, with what to set instead, or "".
 
         Args:
             method: the options of the method that are set.
@@ -137,7 +137,7 @@ class Method(ABC, Generic[S]):
 
     @staticmethod
     def changed_meaning(settings: Mapping[str, Any]) -> str:
-        """Return which settings of an older version's run have another meaning today, or "".
+        """Return a message if settings of an older version's run mean something else now, or "".
 
         Args:
             settings: all settings of the run.
@@ -179,7 +179,7 @@ class Method(ABC, Generic[S]):
     def evaluate(
         self, server: S, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
     ) -> list[Prediction]:
-        """Predict the queries of test episodes. Models that learn from them are not kept."""
+        """Predict the queries of test episodes. Models adapted to the episodes are not kept."""
         del key
         model = self.server_model(server)
         assert model is not None, "a method has `server_model` or `evaluate`"
@@ -197,7 +197,7 @@ class EpisodicMethod(Method[S]):
 
     @property
     def n_episodes(self) -> int:
-        """Episodes of one local update, |B_k|."""
+        """Number of episodes of one local update, |B_k|."""
         return self.local_steps * self.episodes_per_step
 
     def draw(self, data: ClientData, key: Key) -> Tree:
@@ -212,7 +212,7 @@ class ClientModels(Method[S]):
 
     @abstractmethod
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
-        """Return the client's function from an episode to logits; `down` is its `message`."""
+        """Return the client's function from an episode to logits; `down` is from `message`."""
 
     def message(self, server: S, clients: Clients, client: int) -> dict[str, Tree]:
         """Return what the server sends a client in addition to the episodes."""

@@ -50,8 +50,8 @@ def embedded(
     """Return the episodes with features of the server's encoder in place of examples.
 
     A client that has the encoder would compute the same features. Under running statistics, each
-    distinct example is embedded once, and classes are numbered from 0. The episodes' owners, if
-    any, are kept.
+    distinct example is embedded once, and `classes` are 0 to way - 1. The episodes' owners, if any,
+    are kept.
     """
     n, owners = len(eval_episodes), getattr(eval_episodes, "owners", None)
     if learner.model.norm_policy == "running" and worth_caching(eval_episodes):

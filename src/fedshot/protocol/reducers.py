@@ -8,8 +8,8 @@ order of arrival, the number of workers or the machine, and memory does not grow
 clients.
 
 The scale leaves room for the whole cohort: with at most C contributions of at most `limit`,
-C * limit * 2**bits <= 2**62. The bound is per contribution, so a refusal does not depend on the
-order of arrival.
+C * limit * 2**bits <= 2**62. The bound is per contribution, so whether a reply is rejected does not
+depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Reducer(Protocol):
         ...
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
-        """Return why this part must be refused; None if it is valid."""
+        """Return why this part must be rejected; None if it is valid."""
         ...
 
 
@@ -68,7 +68,7 @@ class Mean:
             sum is about limit * cohort / 2**62.
         max_weight: largest weight that is accepted: the most that a correct client can have.
         of_examples: whether the weight is the client's number of examples. A server
-            that knows this number refuses a larger one.
+            that knows this number rejects a larger one.
     """
 
     like: Tree
@@ -135,7 +135,7 @@ class Gather:
             caller that checks them itself.
         put_away: called with (client, part) when a part arrives; its result replaces the part. A
             function that writes to disk keeps memory constant.
-        flaw: function that returns a further reason to refuse a part, or None.
+        flaw: function that returns a further reason to reject a part, or None.
     """
 
     like: Tree | Callable[[int], Tree] | None = None
@@ -194,7 +194,7 @@ def _small(leaves: list[Tensor], limit: float) -> bool:
 
 
 def _largest(leaf: Tensor) -> float:
-    """Return the largest |x|; inf or NaN where one is not finite."""
+    """Return the largest |x|; inf or NaN if a value is not finite."""
     low, high = (float(v) for v in torch.aminmax(leaf))
     return max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.nan
 
@@ -240,7 +240,7 @@ class _FixedPoint:
 
 
 class _Gathered:
-    """Parts by client."""
+    """The parts received so far, by client."""
 
     def __init__(self, put_away: Callable[[int, Tree], Tree] | None) -> None:
         self.parts: dict[int, Tree] = {}

@@ -1,7 +1,7 @@
 """Random crops, flips and colour changes of whole batches of images; off by default.
 
 Each image gets its own crop, flip and colours; one key seeds all draws. Crops and flips are exact;
-colours are computed in float32, so pixels may differ by one between kinds of processors.
+colours are computed in float32, so pixel values may differ by one between processor types.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Episodes: a few classes with labelled images (support) and images to label (query).
 
 Row numbers are sampled first and images read later, so that a list of test tasks is small, can be
-hashed, and is the same for every method. Examples may be texts instead of images; those of an
-episode are padded with 0 to the longest.
+hashed, and is the same for every method. Examples may be texts instead of images; all texts of an
+episode are padded with 0 to the length of the longest.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class ClientData:
     ) -> tuple[Ints, ClientShare]:
         """Return the classes of an episode, and this client's share of its images.
 
-        A client with fixed data divides all its rows into support and queries, and returns no
-        classes: those of the episode depend on the other clients.
+        A client with fixed data divides all its rows into support and queries. It returns no
+        classes, because the classes of the episode depend on the other clients, too.
 
         Args:
             spec: shape of the episode.
@@ -237,7 +237,7 @@ def check_counts(dataset: Dataset, rows: Ints, classes: Iterable[int], spec: Epi
 
 
 def block(arrays: Sequence[Ints]) -> Rows:
-    """Return one array if all have the same length, otherwise a tuple."""
+    """Return the arrays stacked into one if all have the same length, otherwise as a tuple."""
     if all(len(array) == len(arrays[0]) for array in arrays):
         return np.stack(list(arrays))
     return tuple(arrays)

@@ -47,8 +47,8 @@ class ClassIndex:
     Args:
         labels: class numbers of all rows of the dataset.
         rows: the rows to index.
-        groups: group numbers of all rows of the dataset. Rows of one group are nearly alike; an
-            episode puts those of a class into its support or query set, never into both.
+        groups: group numbers of all rows of the dataset. Rows of one group are nearly alike; within
+            a class, an episode never has rows of one group in both support and query set.
     """
 
     def __init__(self, labels: Ints, rows: Ints, groups: Ints | None = None) -> None:
@@ -123,7 +123,7 @@ class ClassIndex:
     def _support_and_query(
         self, c: int, spec: EpisodeSpec, rng: np.random.Generator
     ) -> tuple[Ints, Ints]:
-        """Return `shot` rows of a class, and up to `query` rows of other groups."""
+        """Return `shot` rows of class c, and up to `query` rows from its other groups."""
         if self._groups is None:
             drawn = self._some(c, spec, rng)
             return drawn[: spec.shot], drawn[spec.shot :]

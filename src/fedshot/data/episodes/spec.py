@@ -26,7 +26,7 @@ class EpisodeSpec:
         labels: the order of an episode's classes. "shuffled" is random. "fixed" is the order of the
             dataset, so that a head can learn classes that training and test share. "global" is that
             order, too, with a head that has an output for every class of the dataset; an episode
-            uses those of its classes, so that different classes never train the same output.
+            uses its classes' outputs, so that different classes never train the same output.
         classes: "exact" requires `way` classes. "up_to" lets a client with fewer classes use all of
             them, but at least two.
         augment: random changes of training images; test images are not changed.
@@ -84,7 +84,7 @@ class EpisodeSpec:
 
     @property
     def min_to_divide(self) -> int:
-        """Minimum images of a class for one support example, when divided shot to query."""
+        """Minimum images of a class that, divided shot to query, give one support example."""
         return -(-(self.shot + self.query) // self.shot)
 
     @property

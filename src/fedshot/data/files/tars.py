@@ -94,7 +94,7 @@ class _HeaderStream:
         self._path, self._stream, self._left = path, stream, _HEADER
 
     def reset(self) -> int:
-        """Start the next header; return the number of bytes of the last one."""
+        """Start the next header; return the number of bytes of the previous header."""
         used, self._left = _HEADER - self._left, _HEADER
         return used
 

@@ -3,7 +3,7 @@
 Source: pFedFSL, the "pathological" and the "realistic" setting. A client has twice as many test
 images as training images of each class. The paper draws each client's images without replacement
 and does not say whether clients share images; here they do not, unless `overlap` is set. The paper
-has no validation images; `validation` is their number for each training image.
+has no validation images; here there are `validation` of them for each training image.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Pathological:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Each cluster of clients has `way` classes, divided in it by a Dirichlet distribution.
+    """Each cluster has `way` classes, divided among its clients by a Dirichlet distribution.
 
     A cluster of s clients has shot * s training images of each of its classes. Clusters have
     different classes if there are enough; otherwise classes are reused in turn.
@@ -141,7 +141,7 @@ class Clusters:
 
 
 class _ClassPool:
-    """The images of each class in random order, and how many are taken."""
+    """The images of each class in random order, and how many of them clients have taken."""
 
     def __init__(self, dataset: Dataset, indices: Ints, key: Key) -> None:
         self._names = dataset.class_names
@@ -173,7 +173,7 @@ class _ClassPool:
 
 
 def _split(drawn: _Drawn, clients: int, validated: bool) -> ClientSplit:
-    """Divide what clients have drawn: n images for training, 2 n for test, others to validate."""
+    """Divide each client's images of a class: n for training, 2 n for test, the rest validation."""
     clients_of = np.array([client for client, _, _ in drawn])
 
     def partition(parts: Sequence[Ints]) -> Partition:

@@ -39,7 +39,10 @@ class Iid:
         check_least(1, clients=self.clients)
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Assign rows to clients in turn; each class starts at the client after the last one."""
+        """Deal the rows to the clients in turn, class by class.
+
+        A class's first row goes to the client after the one that got the previous class's last row.
+        """
         del spec
         check_client_split(dataset, indices, self.clients)
         rng = key.at("iid").numpy()
@@ -53,8 +56,8 @@ class Iid:
 class Dirichlet:
     """Of each class, client k gets the share q_k of the images, with q ~ Dir(alpha 1_K).
 
-    The draw is repeated until every client can form an episode. If none achieves that, the draw
-    with the most such clients is used. If there are too few images for it, only one draw is made.
+    The draw is repeated until every client can form an episode. If no draw achieves that, the draw
+    in which the most clients can is used. With too few images for that, only one draw is made.
 
     Args:
         clients: number of clients, K.

@@ -129,13 +129,13 @@ class Pool(Partition):
         return cls(whole.indices, whole.offsets, pool, episode)
 
     def data(self, dataset: Dataset, k: int) -> ClientData:
-        """Return the pool as client k sees it."""
+        """Return the pool, as data from which client k gets its share of each episode."""
         del dataset
         return _PoolData(self, k)
 
 
 class _PoolData(ClientData):
-    """The pool as one client sees it."""
+    """The whole pool as one client's data; `share` gives this client's part of an episode."""
 
     def __init__(self, pool: Pool, client: int) -> None:
         super().__init__(pool.pool.dataset, pool.pool.indices)

@@ -28,7 +28,7 @@ class TextOptions:
         dim: dimension of the GloVe 6B vectors, if `vectors` names no other file.
         cut: maximum number of words of a text; later words are dropped.
         keep: "known" drops words that have no vector; "all" keeps them.
-        unknown: vector used for words that have none: "zeros", or "unk", that of the word "unk".
+        unknown: vector of words that have none: "zeros", or "unk", the vector of the word "unk".
     """
 
     vectors: str | None = None

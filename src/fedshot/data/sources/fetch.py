@@ -2,8 +2,7 @@
 
 A file is written as `<name>.part` and renamed once its checksum is correct, so that an interrupted
 download resumes and is never mistaken for the complete file. Other processes that want the same
-file wait for a lock. Only https is used, also after redirects; http is allowed to this machine, for
-tests.
+file wait for a lock. Only https is used, also after redirects; tests may use http on localhost.
 """
 
 from __future__ import annotations

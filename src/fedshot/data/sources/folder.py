@@ -36,8 +36,8 @@ class ImageFolder(Source):
             middle, "pad" adds black.
         groups: a regular expression that finds an image's group in its file name, such as "^[^_]+"
             for the text before the first "_". Images of one group are nearly alike (frames of a
-            video, images of a patient): an episode puts those of a class into its support set or
-            its query set, never into both.
+            video, images of a patient): within a class, an episode never has images of one group in
+            both support and query set.
     """
 
     path: str
@@ -102,7 +102,7 @@ class ImageFolder(Source):
 
 
 def _classes(root: Path) -> tuple[list[Path], list[str]]:
-    """Return the class folders, sorted by name, and the split's part of each; [] without one."""
+    """Return the class folders, sorted by name, and the split part of each; [] without a split."""
     folders = _folders(root, root)
     by_name = {folder.name: folder for folder in folders}
     is_split = {"base", "novel"} <= by_name.keys() <= set(PARTS)

@@ -39,7 +39,7 @@ class Glyphs(Source):
 
     A character is two to four curved strokes between random points; ink is 255, paper 0. Each
     drawing moves the points, stretches, slants and shifts the character, and has its own stroke
-    width. The images are the same on every machine. 120 classes are base, 30 validation, 50 novel.
+    width. 120 classes are base, 30 validation, 50 novel.
     """
 
     def load(self, data_dir: Path | None) -> Dataset:
@@ -84,7 +84,7 @@ def _curves(y: Ints) -> tuple[Ints, Ints]:
 
 
 def _drawn(points: Ints, pen: Ints) -> Pixels:
-    """Return images [n, size, size, 1] with a disc of ink, which fades at its edge, per point."""
+    """Return images [n, size, size, 1] with a disc of ink, faded at the edge, at each point."""
     n = len(points)
     side = _SIZE + 2  # one pixel of margin, for ink beyond the border
     images = np.zeros((n, side * side), dtype=np.uint8)

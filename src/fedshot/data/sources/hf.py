@@ -29,7 +29,7 @@ class HF(TextOptions, Source):
     Args:
         path: name on the hub, or a folder.
         config: configuration of the dataset, if it has several.
-        part: split of the dataset, such as "train", or "train+test" to pool two.
+        part: split of the dataset, such as "train", or "train+test" to pool two splits.
         text: column of the texts.
         image: column of the images.
         label: column of the classes.

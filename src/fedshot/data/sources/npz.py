@@ -31,10 +31,10 @@ _UNPACKED = 1 << 30  # bytes that any array may have; drawings compress 600 to 1
 class Npz(Source):
     """Arrays from an .npz file: `x`, `y`, and optionally `class_names`, `users` and `groups`.
 
-    `x` is uint8 [n, H, W] or [n, H, W, C]. Files with Python objects are refused, since reading
+    `x` is uint8 [n, H, W] or [n, H, W, C]. Files with Python objects raise DataError, since reading
     them could run code. Users are renumbered from 0, in ascending order. Examples of one group are
-    nearly alike, such as frames of one video: an episode puts those of a class into its support set
-    or its query set, never into both.
+    nearly alike, such as frames of one video: within a class, an episode never has examples of one
+    group in both support and query set.
 
     Args:
         path: the file.
@@ -134,7 +134,7 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
 
 
 def _check_header(path: Path, member: zipfile.ZipInfo, file: IO[bytes]) -> None:
-    """Raise DataError for an array of Python objects, or of another size than its member has."""
+    """Raise DataError if the array holds Python objects, or its declared size is wrong."""
     if file.read(6) != np.lib.format.MAGIC_PREFIX:
         raise DataError(
             f"{path}: {member.filename} is not a numpy array. Write the file with np.savez."

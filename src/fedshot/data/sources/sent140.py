@@ -43,8 +43,8 @@ class Sent140(TextOptions, Source):
         file: a csv with the publisher's six columns, or a .json written by LEAF. Null for the
             publisher's training file, or a csv whose name begins with its name.
         min_tweets: minimum number of tweets of a user; users with fewer are left out.
-        users: number of users to take of those with enough tweets, always the same ones; null for
-            all.
+        users: number of users to take from those with enough tweets, the same in every run; null
+            for all.
         keep: "known" drops words that have no vector, as FedFSL does; "all" keeps them.
     """
 

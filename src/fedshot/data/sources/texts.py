@@ -91,7 +91,8 @@ def table_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict
 
     Args:
         path: the file; its suffix tells JSON from a table.
-        columns: columns expected in a table's header; the separator that finds most is used.
+        columns: columns expected in a table's header; the separator that gives most of them is
+            used.
     """
     if path.suffix.lower() in _JSON:
         yield from json_rows(path)

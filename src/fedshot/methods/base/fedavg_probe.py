@@ -71,7 +71,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
         optimizer: the optimiser of the clients.
         logistic_c: C of the logistic regression.
         ridge_lambda: weight of the ridge penalty.
-        scale: factor of the cosines of a cosine classifier, and the initial tau.
+        scale: factor of the cosines of a cosine classifier, and initial value of the learned tau.
         classify_rounds: rounds of classification before training on prototypes; null for all.
         episodes_per_step: episodes whose gradients are averaged in a step on prototypes.
         meta_optimizer: the clients' optimiser for training on prototypes.

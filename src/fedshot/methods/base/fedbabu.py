@@ -82,7 +82,7 @@ class FedBABU(Method[FedBABUState]):
 
     @property
     def learner(self) -> Classifier:
-        """The clients' model, of which they do not train the classifier."""
+        """The clients' model; they train its body, but not its classifier."""
         return Classifier(self.model, len(self.classes))
 
     @property
@@ -118,7 +118,7 @@ class FedBABU(Method[FedBABUState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Take the local steps from theta, under h; send the change of theta."""
+        """Train the body theta under the fixed classifier h; send the change of theta."""
         h = down["h"]
 
         def episode_loss(w: Tree, stats: Tree, batch: Batch, seed: Tensor) -> EpisodeLoss:
@@ -129,7 +129,7 @@ class FedBABU(Method[FedBABUState]):
     def round(
         self, server: FedBABUState, clients: Clients, key: Key
     ) -> tuple[FedBABUState, Mapping[str, float]]:
-        """Run one round; theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k; h stays."""
+        """Run one round; theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k; h is fixed."""
         parts = {"theta": server.theta, "stats": server.stats}
         down = {"h": server.h}
         new, got = average(clients, self.train, parts, key, max_weight=None, down=down)

@@ -15,11 +15,10 @@ L_KD, eqs. (4) and (20); phi <- the mean of the clients' phi, eq. (2).
 
 Both steps use the features of one pass of the encoder, under the phi before the step. So batch norm
 normalises support and queries together and updates the running statistics once; and dropout
-(DropBlock) in the encoder has one mask an episode, where a pass for each of the three uses would
-draw three. The client-model has two: one for fine-tuning, and one for the pass that both losses
-share. Without batch norm, the queries pass separately and without a graph, since nothing
-differentiates them. The features are the same; with 15 queries a class this saves the backward pass
-of 15 texts in 16 at one shot, and of 3 in 4 at five shots.
+(DropBlock) in the encoder has one mask per episode, where a pass for each of the three uses would
+draw three. The client-model has two masks: one for fine-tuning, and one for the pass that both
+losses share. Without batch norm, the queries pass separately and without a graph, since nothing
+differentiates them. The features are the same, and the backward pass of all queries is saved.
 
 What the paper leaves open is in `fedshot.methods.f2l.readings`. Departures: clients upload
 phi_i - phi. Only mode "strict" normalises b over the whole support (a 1-shot L_MI as printed is
@@ -218,12 +217,12 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
 
     @cached_property
     def server_steps(self) -> Optimizer:
-        """The optimiser of phi."""
+        """The optimiser of the server-model, phi."""
         return self.optimizer.over(self._mode.server)
 
     @cached_property
     def client_steps(self) -> Optimizer:
-        """The optimiser of psi."""
+        """The optimiser of the client-model, psi."""
         return self.client_optimizer.over(self._mode.client or self.server_steps)
 
     @property

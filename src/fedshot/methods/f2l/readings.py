@@ -103,7 +103,7 @@ class OptimizerChoice:
     weight_decay: NotNegative | None = None
 
     def over(self, base: Optimizer) -> Optimizer:
-        """Return `base` with the chosen values; another `name` starts from that one's defaults."""
+        """Return `base`, or the default optimiser of another `name`, with the chosen values."""
         other = self.name is not None and self.name != base.name
         return chosen(Optimizer(self.name or base.name) if other else base, self)
 

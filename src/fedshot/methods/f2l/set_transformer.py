@@ -115,7 +115,7 @@ class SetTransformer:
         return linear(p["qkv"], h).view(n, 3, self.heads, d // self.heads).permute(1, 2, 0, 3)
 
     def _attend(self, of: Tensor, to: Tensor, itself: bool, mode: Mode) -> Tensor:
-        """Return softmax(Q K^T / sqrt(d / heads)) V, [n, d]; `itself` adds each row's own pair."""
+        """Return softmax(Q K^T / sqrt(d / heads)) V, [n, d]; `itself` adds a row's own (k, v)."""
         q, k_own, v_own = of.unbind()
         _, k, v = to.unbind()
         m = k.shape[1]

@@ -35,10 +35,10 @@ def confidences(z_psi: Tensor, y: Tensor) -> Tensor:
 def log_likelihoods(
     h_phi: Tensor, h_psi: Tensor, y: Tensor, tau: float, denominator: Denominator
 ) -> Tensor:
-    """Return log b [D, D], b_ij = p(h_psi^j | h_phi^i) by the cosines of both over tau, eq. (10).
+    """Return log b [D, D], b_ij = p(h_psi^j | h_phi^i): a softmax of cosines / tau, eq. (10).
 
-    "same_class" normalises over C(i), as printed, with -inf in other columns; "all" over the whole
-    support, as the sum in the derivation of eq. (8).
+    "same_class" normalises over C(i), as printed, with -inf in other columns; "all" normalises over
+    the whole support, as the sum in the derivation of eq. (8) does.
     """
     scores = unit_rows(h_phi) @ unit_rows(h_psi).T / tau
     if denominator == "same_class":
@@ -91,7 +91,7 @@ def temperatures(z_phi: Tensor, y: Tensor) -> Tensor:
 def distillation_loss(z_phi: Tensor, z_psi: Tensor, y: Tensor) -> Tensor:
     """Return L_KD = -1/|Q| sum_i sum_c q_phi^i(c) log q_psi^i(c), eqs. (16) to (18).
 
-    Both are softmaxes over the task's classes at temperature T_i; q_phi is a constant.
+    q_phi and q_psi are softmaxes over the task's classes at temperature T_i; q_phi is a constant.
     """
     t = temperatures(z_phi, y)[:, None]
     q_phi = (z_phi.detach() / t).softmax(1)
@@ -108,5 +108,5 @@ def share_targets_loss(z_phi: Tensor, z_psi: Tensor) -> Tensor:
 
 
 def _same(y: Tensor) -> Tensor:
-    """Return bool [D, D]: whether rows i and j are of one class."""
+    """Return bool [D, D]: whether rows i and j are of the same class."""
     return y[:, None] == y[None]

@@ -48,8 +48,8 @@ class TwoModels:
     ) -> EpisodeLoss:
         """Return L_phi + L_psi, eqs. (14) and (20), of one episode; `params` is {"phi", "psi"}.
 
-        L_psi treats phi as a constant and L_phi treats psi as one, so the gradient of the sum with
-        respect to either is that of its own loss. (Under kd_targets "sum", L_psi also trains phi.)
+        L_psi treats phi as a constant and L_phi treats psi as one, so the sum has the gradient of
+        L_phi in phi and that of L_psi in psi. (Under kd_targets "sum", L_psi also trains phi.)
         """
         phi, noise = params["phi"], Mode(True, "batch", seed=seed)
         task, stats = self._features(phi, stats, episode, noise.layer(0))
@@ -66,7 +66,7 @@ class TwoModels:
     def client_loss_after(
         self, old: Tree, new: Tree, psi: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> EpisodeLoss:
-        """Return L_psi with psi~ tuned under the old phi, and the rest under the new one."""
+        """Return L_psi, where psi~ is tuned under the old phi and then used under the new phi."""
         noise = Mode(True, "batch", seed=seed)
         before, _ = self._features(old, stats, episode, noise.layer(0))
         tuned = self.client.tune(psi, before, noise.layer(1))

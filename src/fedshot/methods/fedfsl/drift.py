@@ -28,7 +28,8 @@ def average_with_drift(
 ) -> tuple[dict[str, Tree], Outcome]:
     """Return what `average` returns, with the `divergence` of the clients' predictions as a metric.
 
-    The work uploads its predictions on `n` synthetic episodes (`answer_common`); 0 for no metric.
+    The work uploads its predictions on `n` synthetic episodes (`answer_common`). With `n` = 0 there
+    is no such metric.
     """
     common = {name: Gather(form) for name, form in common_form(model, n).items()}
     new, got = average(clients, work, parts, key, max_weight=max_weight, down=down, reduce=common)

@@ -111,7 +111,11 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
         return FedFSLState(*self.learner.init(key), first_pool(self.stays_near))
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return the client's share of the mean and its optimiser state, as far as needed."""
+        """Return the client's private state before its first local update.
+
+        It has a placeholder for the client's weighted model if the reference is "exclusive", and
+        the optimiser's state if `optimizer_state` is "keep".
+        """
         del client
         if self.stays_near == "global" and self.optimizer_state == "reset":
             return {}
@@ -163,7 +167,7 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
     ) -> tuple[FedFSLState, Mapping[str, float]]:
         """Run one round; w <- w + sum_k |B_k| (w_k - w) / |B|.
 
-        Raises ConfigError for reference "exclusive" with a single client.
+        Raises ConfigError if the option `reference` is "exclusive" and there is only one client.
         """
         if server.pool and len(clients.ids) == 1:
             raise ConfigError(

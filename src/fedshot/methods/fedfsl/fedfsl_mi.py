@@ -15,10 +15,10 @@ shuffled in each episode), and averaged over the queries. The reference and its 
 constants; gradients pass through the client's inner steps. The revised version clips
 p(w^t)/p(w_k) "in (11)" to [1 - epsilon, 1 + epsilon]: see `fedshot.nn.losses.clipped_kl`.
 Departures: the default clip acts on the gradient of (11), not inside it. With
-reference="exclusive" the client subtracts its own share from the mean that it is sent, where the
+reference="exclusive" the client subtracts its own model from the mean that it is sent, where the
 paper's server computes and sends K models: see `fedshot.methods.fedfsl.leave_one_out`. With a
-cohort smaller than the population, w^t is the reference of a client that has no share in w^t. A
-client keeps |B_k| w_k in float64, the memory of two models.
+cohort smaller than the population, w^t is the reference of a client that did not contribute to w^t.
+A client keeps |B_k| w_k in float64, the memory of two models.
 """
 
 from __future__ import annotations

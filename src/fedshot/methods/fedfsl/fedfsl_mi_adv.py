@@ -18,11 +18,12 @@ so the inner steps change Theta in stage 1, too, and these changes are discarded
 compared on the queries. A local step is one step of the heads and one of the backbone on the
 same episodes (the revised algorithm's "alternatively"), or all steps of the heads come first
 (mode="v1", the first version). KL has no upper bound to maximise: its probabilities
-are at least `min_prob`, and the gradient norm of stage 1 at most `max_grad_norm`. The papers'
-prose speaks of a difference from the central model, the equations of theta and theta'; the
-equations are followed.
-Departures: the heads are compared after adapting, where both papers define p(Theta, theta) as the
-softmax of f_theta(f_Theta(x)) before it, adv_predictions="unadapted_query"; those of FedFSL-MI.
+are at least `min_prob`, and the gradient norm of stage 1 at most `max_grad_norm`. The papers' text
+speaks of a difference from the central model, their equations have the difference of theta and
+theta'; the equations are followed.
+Departures: those of FedFSL-MI; and the heads are compared after adapting, where both papers define
+p(Theta, theta) as the softmax of f_theta(f_Theta(x)) before adapting
+(adv_predictions="unadapted_query").
 """
 
 from __future__ import annotations
@@ -126,12 +127,12 @@ class FedFSLMIAdv(RegularizedMaml):
 
     @property
     def has_mi(self) -> bool:
-        """Whether L_k in the stages is that of FedFSL-MI."""
+        """Whether L_k in both stages is the objective of FedFSL-MI."""
         wanted = self.mode != "v1" if self.mi_in_stages is None else self.mi_in_stages
         return wanted and self.gamma > 0
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return the client's share of the mean and the backbone's optimiser state, if needed."""
+        """Return the private state as in `FederatedMaml`; its optimiser state is the backbone's."""
         kept = super().init_client(client, key)
         if kept.pop("optimizer", None) is not None:
             body = self.learner.init(key)[0]["body"]
@@ -219,7 +220,7 @@ class FedFSLMIAdv(RegularizedMaml):
         return self.reply(down, private, drawn.local_episodes, new, stats, mean_metrics(reported))
 
     def _turns(self, local_episodes: LocalEpisodes) -> list[LocalEpisodes]:
-        """Return the episodes of each turn; both stages of a turn share its dropout seed."""
+        """Return the episodes of each turn; stages 1 and 2 of a turn share its dropout seed."""
         if self.mode == "v1":
             return [local_episodes]
         noise = Mode(seed=local_episodes.seed)

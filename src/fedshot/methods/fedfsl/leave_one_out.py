@@ -5,9 +5,9 @@ b_c its weight. Client k has kept its summand b_k w_k and subtracts it, which le
 the others. This needs no second download and no storage of the clients' models on the server, and
 the uploads may still be summed securely.
 
-The server describes its mean by a "pool": the sum of the weights and the number of the mean. The
-client keeps a "share": its summand, its weight and the number of the mean that they belong to. With
-reference "global", clients keep no share and the pool is `{}`.
+The server describes its mean by a "pool": the sum of the weights, and how many means it has taken.
+The client keeps a "share": its summand, its weight, and the number of the mean that they belong to.
+With reference "global", clients keep no share and the pool is `{}`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REFERENCES = ("global", "exclusive")
 
 
 def first_pool(reference: Reference) -> Tree:
-    """Return the server's pool before the first mean."""
+    """Return the server's pool before the first mean, with weights that sum to 0."""
     if reference == "global":
         return {}
     return {"total": torch.zeros((), dtype=torch.float64), "number": torch.tensor(0)}
@@ -39,15 +39,15 @@ def next_pool(pool: Tree, total: float) -> Tree:
 
 
 def first_share(params: Tree) -> Tree:
-    """Return the share of a client that has not uploaded; only the shapes of `params` matter."""
+    """Return what a client keeps before its first upload; only the shapes of `params` are used."""
     zero = torch.zeros((), dtype=torch.float64)
     return {"sum": tree.map(Tensor.double, params), "weight": zero, "number": torch.tensor(-1)}
 
 
 def next_share(share: Tree, params: Tree, weight: int | Tensor, pool: Tree) -> Tree:
-    """Return the share of a client that uploads `params` for the mean that follows that of `pool`.
+    """Return what a client keeps when it uploads `params`: summand, weight and number of the mean.
 
-    The summand is in float64, so that multiplying by the weight loses nothing.
+    The mean follows that of `pool`. The summand is float64: multiplying by the weight is exact.
     """
     return {
         "sum": tree.map(lambda w: w.double() * weight, params),

@@ -53,12 +53,12 @@ class RegularizedMaml(FederatedMaml):
 
     @property
     def has_mi(self) -> bool:
-        """Whether the objective has the term."""
+        """Whether the objective has the KL term."""
         return self.gamma > 0
 
     @property
     def stays_near(self) -> Reference:
-        """Which reference model the objective needs; "global", w^t, without the term."""
+        """Which reference model the objective needs; "global" (w^t) if it has no KL term."""
         return self.reference if self.has_mi else "global"
 
     @property

@@ -32,7 +32,7 @@ def pull_update_reply(
 ) -> Reply:
     """Reply with the loss's derivatives with respect to theta_r and P_{r-1}.
 
-    `down` has those with respect to the combined replies, "of_theta" and "of_sums".
+    `down` has the derivatives with respect to the combined replies, "of_theta" and "of_sums".
     """
     prototypes: Prototypes | None = down.get("prototypes")
     weight = 1 if equal else len(share.support_y)
@@ -55,7 +55,7 @@ def pull_prototype_reply(
 ) -> Reply:
     """Reply with the loss's derivative with respect to theta_R.
 
-    `down` has that with respect to the summed features, "of_sums".
+    `down` has the derivative with respect to the summed features, "of_sums".
     """
     _, pull, *_ = torch.func.vjp(lambda theta: local.prototype_sums(theta, share)[0], down["theta"])
     return Reply({"of_theta": pull(down["of_sums"])[0]}, private, len(share.support_y))
@@ -89,7 +89,8 @@ def through_rounds(
             it draws its data with `forward_key`.
         adapted: the result of the rounds.
         of_theta: derivative with respect to theta_R.
-        of_prototypes: derivative with respect to the last global prototypes; [0, 0] if none.
+        of_prototypes: derivative with respect to the last global prototypes; an empty tensor [0, 0]
+            if there are none.
         key: key of the episode.
     """
     update, census = works

@@ -50,7 +50,7 @@ def draw_share(
         spec: shape of an episode; clients that keep their images only use its shot and query, as
             the ratio in which they divide them.
         known: numbers of the base classes; clients that keep their images take labels from these.
-        slots: number of labels that classes may have.
+        slots: number of labels, of which the episode uses one per class.
         key: key of one client in one exchange. The last two entries of its path name the client.
             The path above "step" is the episode's and decides the share, so that only the dropout
             seed differs between the exchanges of an episode.
@@ -96,7 +96,7 @@ def draw_share(
 def shares_of(eval_episode: EvalEpisode, slots: int | None = None) -> list[EpisodeShare]:
     """Return the shares of the clients in a test episode's group; without a group, one share.
 
-    `slots` is the number of labels that classes may have; None for the number of classes.
+    `slots` is the number of labels, of which the episode uses one per class; None: one per class.
     """
     e, way = eval_episode, len(eval_episode.classes)
     used = torch.arange(way if slots is None else slots, device=e.support_y.device) < way
@@ -125,7 +125,7 @@ def spare_shares(eval_episode: EvalEpisode, slots: int) -> list[EpisodeShare]:
 
 
 def in_order(eval_episode: EvalEpisode, parts: Sequence[Tensor]) -> Tensor:
-    """Return the clients' rows for their queries in the order of the test episode's queries."""
+    """Concatenate the clients' results, a row per query, in the order of the episode's queries."""
     rows = torch.cat(list(parts))
     if not eval_episode.held:
         return rows

@@ -102,7 +102,7 @@ class FewRoundMethod(Method[S]):
         Args:
             population: the clients, or the group of a test episode; `key` samples the cohort.
             theta: initial model, theta_0.
-            numbers: number of labels that classes may have.
+            numbers: number of labels, of which the episode uses one per class.
             rounds: number of rounds, R.
             key: key of the episode.
             norms: returns the batch-norm statistics under which prototypes are recomputed.
@@ -198,7 +198,7 @@ class MetaTrained(FewRoundMethod[FRLState]):
 
     @property
     def slots(self) -> int:
-        """Number of labels that the classes of a training episode may have."""
+        """Number of labels: the width of a head, or the largest number of classes."""
         return self.local.slots(self.numbers)
 
     @property
@@ -217,7 +217,7 @@ class MetaTrained(FewRoundMethod[FRLState]):
         return draw_share(data, self.episode, self.classes, self.slots, key, needed)
 
     def step(self, server: FRLState, g: Tree, stats: Tree, exchanges: int) -> FRLState:
-        """Return the state after a step along -g, and after `exchanges` more exchanges."""
+        """Return the state after a step along -g; its count of exchanges grows by `exchanges`."""
         optimizer = decayed(self.optimizer, self.decay, self.decay_round, server.exchanges)
         phi, outer = optimizer.update(g, server.outer, server.phi)
         stats = tree.add(server.stats, stats) if server.stats else {}

@@ -93,7 +93,7 @@ class FRL(MetaTrained):
         loss: "softmax" is the cross-entropy; "literal" leaves the true class out of the sum, as
             printed, and has no lower bound.
         prototypes: global prototypes are "exact" means over all supports, means "shrunk" towards 0
-            by the share of clients that lack the class, or "unweighted" means of the other clients.
+            by the share of clients that lack the class, or "unweighted" over those that have it.
         refresh: recompute prototypes with theta_R; else queries are compared with P_{R-1}.
         positions: L_aux is a "mean" over the positions of the last map, or compares only the
             "pooled" map; null: the default of `mode`, but "pooled" for a backbone without a map,
@@ -152,7 +152,7 @@ class FRL(MetaTrained):
         check_rounds(self.inner_rounds)
 
     def _of(self, option: str) -> Any:
-        """Return the value of an option, from the mode where it is null."""
+        """Return the value of an option, or the mode's value if the option is null."""
         value = getattr(self, option)
         return _BY_MODE[self.mode][option] if value is None else value
 
@@ -168,7 +168,7 @@ class FRL(MetaTrained):
 
     @staticmethod
     def retired(method: Mapping[str, Any]) -> str:
-        """Return why an option that is set is no longer accepted and what to set, or ""."""
+        """Return a message if an option is no longer accepted, with what to set instead, or ""."""
         if method.get("positions") != "sum":
             return ""
         return (
@@ -178,7 +178,7 @@ class FRL(MetaTrained):
 
     @staticmethod
     def changed_meaning(settings: Mapping[str, Any]) -> str:
-        """Return which settings of a run of an older version mean something else today, or ""."""
+        """Return a message if settings of an older version's run mean something else now, or ""."""
         method, backbone = settings["method"], settings["model"]["backbone"]
         has_map = backbone["name"] == "conv4" and not backbone.get("features")
         summed = method["mode"] == "paper" and method["positions"] is None and has_map
@@ -250,18 +250,18 @@ class FRL(MetaTrained):
 
     @client_work(draw="redraw")
     def pull_update(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Upload the derivatives back through a round."""
+        """Upload the derivatives of the episode's loss, back through a round."""
         equal = self._of("weights") == "equal"
         return pull_update_reply(self.local, down, private, drawn, equal=equal)
 
     @client_work(draw="redraw")
     def pull_census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Upload the derivative back through the prototypes of theta_R."""
+        """Upload the loss's derivative with respect to theta_R, through the prototypes."""
         return pull_prototype_reply(self.local, down, private, drawn)
 
     @client_work(draw="draw_queries")
     def meta_gradient(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Upload g_k, the gradient at theta_R of the queries' loss under prototypes P, line 24."""
+        """Upload g_k, the gradient at theta_R of the queries' loss under the prototypes P."""
         prototypes: Prototypes | None = down.get("prototypes")
         stats = down.get("stats", {})
         points = {"theta": down["theta"]}
@@ -306,7 +306,7 @@ class FRL(MetaTrained):
     def round(
         self, server: FRLState, clients: Population, key: Key
     ) -> tuple[FRLState, Mapping[str, float]]:
-        """Run one episode; phi <- phi - beta Adam(sum_k rho_k g_k), lines 22 to 26."""
+        """Run one episode; phi <- phi - beta Adam(sum_k rho_k g_k), algorithm 1, lines 22 to 26."""
         learned = self.learn(clients, server.phi, self.slots, self.inner_rounds, key)
         stats = {"stats": server.stats} if server.stats else {}
         reduce = {"gradient": Mean(server.phi, OF_EXAMPLES)}

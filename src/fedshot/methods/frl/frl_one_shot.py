@@ -132,9 +132,9 @@ class FRLOneShot(Pretrained):
     def fine_tune(
         self, theta: Tree, stats: Tree, eval_episode: EvalEpisode, key: Key
     ) -> tuple[list[Tree], Tensor]:
-        """Return the models that predict, and the classes [slots] that selected clients hold.
+        """Return the models that predict, and bool [slots]: the classes that selected clients hold.
 
-        With 0 rounds these are all classes.
+        With 0 rounds all entries are true.
         """
         slots = self.local.slots(0)
         shares = [*shares_of(eval_episode, slots), *spare_shares(eval_episode, slots)]
@@ -161,7 +161,7 @@ class FRLOneShot(Pretrained):
 
 
 def set_aside(y: Tensor, holdout: float) -> Tensor:
-    """Return which examples are held out, [n]: the last ones of each class, rounded down."""
+    """Return bool [n], true for the last `holdout` (a share, rounded down) of each class."""
     same = y[:, None] == y[None, :]
     rank, count = same.tril(-1).sum(1), same.sum(1)
     return rank >= count - (count * holdout).floor()

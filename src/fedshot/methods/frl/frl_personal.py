@@ -80,7 +80,7 @@ class FRLPersonal(MetaTrained):
 
     @client_work(draw="draw")
     def meta_gradient(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Adapt phi to the client's supports; upload the gradient of its queries' loss there."""
+        """Upload the gradient of the queries' loss after adapting phi to the client's supports."""
         local, y, stats = self.local, drawn.query_y, down["stats"]
         adapted = local.learn(down["phi"], drawn, None).theta
         mode = learning_mode(drawn)

@@ -69,7 +69,7 @@ class Group:
     ) -> Outcome:
         """Run `work` at the clients `to` and reduce their replies, as `Clients.exchange` does.
 
-        A reply that a reducer refuses is a fault. Raises QuorumError if no reply is usable.
+        A reply that a reducer rejects is a fault. Raises QuorumError if no reply is usable.
         """
         exchange = Exchange(ClientWork.of(work), down, tuple(to), reduce, key, (0, 0))
         outcome = reduce_replies(_Here(self), exchange)  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ class Group:
 
 
 class _Here:
-    """The part of a fleet that a reduction needs."""
+    """A stand-in for a fleet, with the function that `reduce_replies` calls."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

@@ -35,8 +35,8 @@ class GroupNorms:
     """The batch-norm statistics that all clients of a group use; None if each uses its own.
 
     Policy "running": the statistics of training. "group": each client computes means and second
-    moments on its supports; they are averaged, weighted by numbers of supports. A sum over clients
-    suffices for it, and in a first layer the result equals the statistics of all supports together.
+    moments on its supports; the average, weighted by numbers of supports, only needs sums over
+    clients. In a first layer the result equals the statistics of all supports together.
     Predictions then do not depend on which client has an example. Other policies: None.
     """
 

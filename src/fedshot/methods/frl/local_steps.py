@@ -91,7 +91,7 @@ class FewRoundLearner:
 
     @property
     def linear(self) -> bool:
-        """Whether a head predicts, not prototypes."""
+        """Whether a linear head predicts, instead of prototypes."""
         return self.variant == "linear"
 
     @property
@@ -106,7 +106,7 @@ class FewRoundLearner:
         return 0 if self.linear else self.model.out_features // self.map_positions
 
     def slots(self, way: int) -> int:
-        """Return how many labels an episode may have: the width of a head, or its way."""
+        """Return the number of labels: the width of the head, or `way` without a head."""
         return self.model.head.way if self.linear and self.model.head is not None else way
 
     def maps(self, theta: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
@@ -155,7 +155,7 @@ class FewRoundLearner:
         return masked_cross_entropy(self.logits(f, prototypes), y, prototypes.held, self.loss)
 
     def aux_loss(self, g: Tensor, y: Tensor, prototypes: Prototypes) -> Tensor:
-        """Return eq. (3), a scalar: over the positions of maps g [n, d, positions], or their pool.
+        """Return eq. (3), a scalar, over the positions of maps g [n, d, positions] or their means.
 
         `y` is [n]; `prototypes` are the global ones, [numbers, d].
         """
@@ -176,7 +176,7 @@ class FewRoundLearner:
         Args:
             g: maps [n, d, positions].
             y: labels [n].
-            numbers: number of labels that classes may have.
+            numbers: number of labels, of which the episode uses one per class.
             prototypes: the global prototypes; None to leave out L_aux.
         """
         fixed = prototypes is None or not prototypes.means.requires_grad

@@ -19,7 +19,7 @@ from fedshot.nn.stacks import stacked
 
 
 def fits(g: Tensor) -> bool:
-    """Whether the kernels support g: float32 on the CPU, no vmap, no tracing, one derivative."""
+    """Whether the kernels support g: float32 on the CPU, no vmap, tracing or second derivative."""
     return plain_floats(g) and not stacked() and not differentiated_twice() and not followed()
 
 

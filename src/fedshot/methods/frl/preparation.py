@@ -121,7 +121,7 @@ class Pretrained(FewRoundMethod[Prepared]):
 
     @client_work(draw="draw")
     def prepare(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Upload the gradient of the cross-entropy, or the change after local steps on it."""
+        """Upload the gradient of the cross-entropy, or the change by local steps that reduce it."""
         episode_loss = self.classifier.episode_loss
         if self.prepare_by == "clients":
             return local_reply(episode_loss, self.optimizer, down, private, drawn)

@@ -49,7 +49,10 @@ class Adapted(NamedTuple):
 def update_reply(
     local: FewRoundLearner, down: Tree, private: Tree, share: EpisodeShare, *, equal: bool = False
 ) -> Reply:
-    """Reply with the change by the local steps, lines 12 to 16; `equal`: all weights are 1."""
+    """Reply with the change of theta by the local steps; with `equal`, all clients weigh the same.
+
+    Algorithm 1, lines 12 to 16.
+    """
     learned = local.learn(down["theta"], share, down.get("prototypes"))
     up: dict[str, Tree] = {"theta": tree.sub(learned.theta, tree.detach(down["theta"]))}
     if not local.linear:

@@ -55,7 +55,7 @@ class OwnClassesMethod(Method[S]):
 
 
 class AmongBaseClasses(OwnClassesMethod[S]):
-    """A method with one classifier over the base classes; its default state is `ModelState`."""
+    """A method with one classifier over the base classes; by default its state is `ModelState`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -127,7 +127,7 @@ class FedFomo(BankedModels[FedFomoState]):
         return first_own({"theta": theta, "stats": stats})
 
     def draw(self, data: ClientData, key: Key) -> FedFomoData:
-        """Draw the passes over the training samples; the rest is for validation."""
+        """Draw the passes over the training samples; the other samples are for validation."""
         train, held = self.split(data)
         batches = self.passes(train, self.local_steps, key)
         return FedFomoData(batches, self.all_samples(train), self.all_samples(held))
@@ -154,7 +154,7 @@ class FedFomo(BankedModels[FedFomoState]):
             return cross_entropy(self.learner.head.logits(theta["classifier"], h), held.y)
 
     def weigh(self, before: Tree, models: Sequence[Tree], drawn: FedFomoData) -> Tensor:
-        """Return w for each model; 0 for a model that equals `before`."""
+        """Return the weight w_n of each of the models; 0 for a model that equals `before`."""
         losses = torch.stack([self.loss(one, drawn) for one in models])
         gains = self.loss(before, drawn) - losses
         far = torch.stack([self.apart(one["theta"], before["theta"]) for one in models])
@@ -169,7 +169,7 @@ class FedFomo(BankedModels[FedFomoState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: FedFomoData) -> Reply:
-        """Move towards the better models, and take the local steps from there."""
+        """Move towards the better models, and take the local steps from the result."""
         own, models = down["own"], (down["own"], *down["models"])
         before = own_or_sent(private, own)
         if len(drawn.held.y):
@@ -229,5 +229,5 @@ class FedFomo(BankedModels[FedFomoState]):
         return server._replace(p=p, rounds=server.rounds + 1), got.metrics
 
     def explore(self, rounds: int) -> float:
-        """Return epsilon after `rounds` rounds."""
+        """Return the probability of exploration, epsilon, after `rounds` rounds."""
         return max(0.0, self.epsilon - self.epsilon_decay * rounds)

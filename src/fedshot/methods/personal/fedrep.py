@@ -100,7 +100,7 @@ class FedRep(PersonalModels[ModelState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: FedRepData) -> Reply:
-        """Train the classifier on the server's encoder, then the encoder; send its change."""
+        """Train the classifier on the server's encoder, then the encoder, whose change is sent."""
         phi, stats, h = down["theta"], down["stats"], dict(private)
         if drawn.head.steps:
             new = local_sgd(partial(self.episode_loss, phi), self.optimizer, h, stats, drawn.head)

@@ -1,7 +1,7 @@
 """HeurFedAMP: every client stays near a mixture of all models, weighted by their similarity.
 
 Source: Huang et al. 2021, Personalized Cross-Silo Federated Learning on Non-IID Data, FedAMP,
-algorithm 1, with the heuristic weights xi in place of A's derivative:
+algorithm 1, with the heuristic weights xi in place of the derivative of the paper's function A:
 u_i = xi_ii w_i + sum_{j != i} xi_ij w_j,
 xi_ij = (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_{h != i} exp(sigma cos(w_i, w_h));
 client i minimises F_i(w) + (lambda / 2 alpha) ||w - u_i||^2.

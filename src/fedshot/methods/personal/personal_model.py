@@ -33,7 +33,7 @@ class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
         return found
 
     def own_model(self, down: Tree, private: Tree) -> tuple[Tree, Tree]:
-        """Return (the client's theta, or the server's before it has one; the server's stats)."""
+        """Return (theta, stats): the client's theta, at first the server's; the server's stats."""
         return own_or_sent(private, down["theta"]), down["stats"]
 
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
@@ -42,7 +42,7 @@ class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
 
 
 class BankedModels(PersonalModels[S]):
-    """The server stores each client's last model; its state has the initial model, `start`."""
+    """The server stores each client's last model; its state holds the initial model, `start`."""
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: the server keeps what a client has uploaded."""

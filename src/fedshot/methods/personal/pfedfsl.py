@@ -154,7 +154,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
 
     @staticmethod
     def retired(method: Mapping[str, Any]) -> str:
-        """Return what to set in place of a rule of eq. (8) that older versions had, or ""."""
+        """Return a message if `affinity` has a value that only older versions accept, or ""."""
         if method.get("affinity") not in ("wins", "sign"):
             return ""
         return (
@@ -176,7 +176,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
 
     @property
     def judge(self) -> AverageDistance:
-        """The classifier whose loss is L of eq. (1)."""
+        """The classifier whose loss gives the weights of the mixture: L of eq. (1)."""
         own: OwnSample = "without" if self.weighing == "leave_one_out" else "with"
         return AverageDistance(self.model, len(self.classes), own, self.alone)
 

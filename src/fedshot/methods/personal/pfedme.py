@@ -68,7 +68,7 @@ class PFedMe(PersonalModels[ModelState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Find personal models and move w_i towards them, line 8; send the change of w_i."""
+        """Find personal models and move w_i towards them; send the change of w_i."""
         w, stats, noise = down["theta"], down["stats"], Mode(seed=drawn.seed)
         pull = self.lambda_prox * (self.optimizer.lr if self.eta is None else self.eta)
         for r, step in enumerate(drawn.steps):
@@ -85,7 +85,10 @@ class PFedMe(PersonalModels[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """Run one round; w <- w + beta sum_i (w_i - w) / S; statistics stop at the mean."""
+        """Run one round; w <- w + beta sum_i (w_i - w) / S.
+
+        Batch-norm statistics take the same step, but never go beyond the mean.
+        """
         new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
         if self.beta == 1:
             return ModelState(**new), got.metrics

@@ -48,9 +48,10 @@ def adam_step(
 def _compiled(
     four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tensor, reuse: bool
 ) -> Moved | None:
-    """Take the step by the kernel.
+    """Return the result of the C kernel.
 
-    Return None if it cannot, because transforms are nested or clients are at different steps.
+    Return None if the kernel cannot be used: transforms are nested, or clients are at different
+    steps.
     """
     clients = stack()
     if (clients is None and stacked()) or is_batched(step):

@@ -24,7 +24,7 @@ from fedshot.nn.models.mode import Mode
 
 
 class Cut(NamedTuple):
-    """The position of the ReLU, before the norm or after the pool, as two bounds; NaN is none."""
+    """Lower bounds before the norm and after the pool: 0 for the ReLU, NaN for no bound."""
 
     least: float  # lower bound of x
     floor: float  # lower bound of a pool's maximum
@@ -136,8 +136,9 @@ class _PooledGradient(torch.autograd.Function):
 
         dx = s dz - s S0 / M - s i^2 S1 (x - mean) / M,    dweight = i S1,    dbias = S0.
 
-    `backward` differentiates <u, dx> + a dweight + b dbias, where mean and i depend on x, too. With
-    the ReLU first, x is its output, and the gradients of values that it set to 0 are 0.
+    `backward` gets u, a and b, the gradients of these results. It differentiates
+    <u, dx> + a dweight + b dbias, where mean and i depend on x, too. With the ReLU first, x is the
+    ReLU's output, and values that the ReLU set to 0 get no gradient.
     """
 
     @staticmethod

@@ -36,8 +36,8 @@ def gru_back(
 ) -> None:  # fmt: skip
     """Fill in the gradients `by_x` and `by_n` of word t, and update `carry`.
 
-    `carry` is the gradient of the state after word t, from later words. It becomes that of the
-    state before word t, without the parts through the state's weight.
+    On entry `carry` is the gradient of the state after word t, from later words. On return it is
+    the gradient of the state before word t, without the terms through the state's weight.
     """
     n, words, hidden = kept.shape
     ins = [

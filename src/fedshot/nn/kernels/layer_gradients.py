@@ -2,8 +2,8 @@
 
 If a gradient is differentiated again, it is computed by the torch operations of `cells.py`. The
 GRU, in float32 on a CPU, computes its gates and their gradients in C. The gradient of each weight
-is one matrix product, where torch has one for each word. The layout is [texts, words, features],
-so nothing is transposed: that the rows of a word of all texts are not adjacent does not slow
+is one matrix product, where torch has one for each word. The layout is [texts, words, features] and
+nothing is transposed: the rows of one word of every text are not adjacent, but that does not slow
 matrix products down.
 """
 

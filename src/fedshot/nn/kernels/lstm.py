@@ -28,7 +28,7 @@ class Places(NamedTuple):
     Args:
         of: for each word, its index in the padded texts, 0 to n m - 1.
         at: [n + 1], for each text the index of its first word, then the number of all words.
-        order: order of the texts, such that those of a block have similar lengths.
+        order: order of the texts, such that the texts of a block have similar lengths.
     """
 
     of: Tensor
@@ -37,7 +37,7 @@ class Places(NamedTuple):
 
     @classmethod
     def made(cls, lengths: Tensor, m: int) -> Places:
-        """Return the places for texts with these lengths [n], each at most m."""
+        """Return the word positions of texts with lengths [n], each at most m."""
         if ((lengths < 0) | (lengths > m)).any():
             raise ValueError(f"texts have {lengths.tolist()} words; expected 0 to {m}")
         of = (torch.arange(m, device="cpu") < lengths[:, None]).flatten().nonzero()[:, 0]

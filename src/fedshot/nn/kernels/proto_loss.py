@@ -97,7 +97,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _by_rows(u: Tensor, h: Tensor, y: Tensor, n: int, way: int) -> Tensor:
-    """Return the gradient of <u, dh> with respect to h, by torch operations."""
+    """Return the gradient of <u, dloss/dh> with respect to h, by torch operations."""
 
     def one(u: Tensor, h: Tensor, y: Tensor) -> Tensor:
         gradient = torch.func.grad(lambda rows: cross_entropy(_logits(rows, y, n, way), y[n:]))

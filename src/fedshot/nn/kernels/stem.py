@@ -33,8 +33,8 @@ _GROUP = 8  # images whose gradients are summed together, as in stem.c
 def fits(x: Tensor, filters: Tensor) -> bool:
     """Whether the kernels support these images and filters, and the gradients that are needed.
 
-    The kernels have no gradient with respect to images. Second derivatives need the separate
-    operations, and would compute the block a second time.
+    The kernels have no gradient with respect to images, and no second derivatives: these would
+    compute the block again by the separate operations.
     """
     return (
         x.shape[1] in _CHANNELS

@@ -56,7 +56,7 @@ def followed() -> bool:
 
 
 def plain_floats(*leaves: Tensor) -> bool:
-    """Whether the elementwise kernels support these: float32 on the CPU, with kernels built."""
+    """Whether the elementwise kernels are built and all leaves are float32 on the CPU."""
     return kernel_build.library() is not None and all(
         leaf.dtype == torch.float32 and leaf.is_cpu for leaf in leaves
     )
@@ -92,7 +92,7 @@ def adam(
 
 
 def take(pairs: Iterable[tuple[Tensor, Tensor]], scale: float) -> None:
-    """Add round(x * scale) to `total` in place for every (total, x), int64 and float32."""
+    """Add round(x * scale) to each int64 `total` in place, for pairs (total, x) with float32 x."""
     at, ends, n = array("q"), array("q"), 0
     used = []
     for total, given in pairs:
@@ -183,7 +183,7 @@ def _dense(t: Tensor) -> Tensor:
 
 
 def _alike(t: Tensor, like: Tensor) -> Tensor:
-    """Return the tensor in the layout of another one of its shape."""
+    """Return the tensor in the memory layout of `like`, which has the same shape."""
     if t.shape != like.shape:
         raise ValueError(f"shapes {list(t.shape)} and {list(like.shape)} differ.")
     return t if t.stride() == like.stride() else torch.empty_like(like).copy_(t)
@@ -237,7 +237,7 @@ def _share(
 
 
 def _cuts(n: int, shares: int) -> Iterable[tuple[int, int]]:
-    """Return the first index of each share of n, and the index after its last."""
+    """Split range(n) into shares; return each share's first index and the index after its last."""
     return pairwise(n * i // shares for i in range(shares + 1))
 
 

@@ -91,7 +91,7 @@ class _Tiles(NamedTuple):
         return self.n * ((self.h + 1) // 2) * ((self.w + 1) // 2)
 
     def share(self, most: int | None = None) -> int:
-        """Return the number of tiles in a block: at most `most`, and a block per thread."""
+        """Return the number of tiles in a block: a thread's share, but at most `most`."""
         each = max(1, -(-self.all // torch.get_num_threads()))
         return each if most is None else min(most, each)
 
@@ -166,7 +166,7 @@ def _apply(x: Tensor, u: Tensor, bias: Tensor | None, *, turned: bool = False) -
 
 
 def _by_filters(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of the filters [f, c, 3, 3] from that of the maps, dy [n, f, h, w]."""
+    """Return the gradient of the filters [f, c, 3, 3]; dy [n, f, h, w] is that of the output."""
     (n, c, h, w), f = x.shape, dy.shape[1]
     tiles = _Tiles(n, h, w)
     if ours(c, f):

@@ -45,7 +45,7 @@ class Backbone(Protocol):
 
     @property
     def takes(self) -> Literal["images", "text"]:
-        """The kind of input."""
+        """Whether the input is images or text."""
         ...
 
     @property

@@ -44,7 +44,7 @@ def gru_states(p: Tree, x: Tensor) -> Tensor:
 
 
 def lstm_cells(p: Tree, x: Tensor, mask: Tensor, *, backward: bool) -> tuple[Tensor, Tensor]:
-    """Return (states [n, L, hidden], state after the last step); backward starts at the end."""
+    """Return (states [n, L, hidden], last state [n, hidden]); `backward` reads from the end."""
     zeros = x.new_zeros(x.shape[0], p["state"]["weight"].shape[1])
     state = (zeros, zeros)
 

@@ -1,7 +1,8 @@
 """Recurrent layers over texts of different lengths, by fused kernels or by cells.
 
-Both compute the same. Texts are x [n, L, d] with a mask [n, L] that is 1 for a word and 0 for the
-padding after the words. Padding does not affect results; the state of a text without words is 0.
+Both kernels, "fused" and "cell", compute the same states. Texts are x [n, L, d] with a mask [n, L]
+that is 1 for a word and 0 for the padding after the words. Padding does not affect results; the
+state of a text without words is 0.
 
 "fused" runs one layer over the texts and reads the states at their last words. In float32 on a CPU
 the C kernels of this package run: for a GRU in training, padding included, for an LSTM without

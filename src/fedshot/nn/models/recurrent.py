@@ -33,8 +33,7 @@ class GRU:
 
     Args:
         hidden: number of features.
-        kernel: "fused" is faster; "cell" is for `vmap` and for second derivatives on a GPU. The
-            fused kernel cannot be vmapped, because it reads the lengths of the texts on the CPU.
+        kernel: "fused" is faster; "cell" is for `vmap` and for second derivatives on a GPU.
     """
 
     takes: ClassVar[Literal["text"]] = "text"
@@ -80,8 +79,7 @@ class BiLSTM:
             states of the words, "attention" averages them with weights
             softmax_t(v . tanh(W h_t + b)).
         attention: number of rows of W in the pooling "attention".
-        kernel: "fused" is faster; "cell" is for `vmap` and for second derivatives on a GPU. The
-            fused kernel cannot be vmapped, because it reads the lengths of the texts on the CPU.
+        kernel: "fused" is faster; "cell" is for `vmap` and for second derivatives on a GPU.
     """
 
     takes: ClassVar[Literal["text"]] = "text"

@@ -51,8 +51,8 @@ class ResNet12:
     8.0 M with the default widths, 12.4 M with F2L's (64, 160, 320, 640), and 5.6 M with
     (64, 128, 256, 384), the usual widths nearest to FedFSL's "about 5M".
 
-    On a CPU it is slower under `vmap` than in a loop, which has faster convolutions. A training
-    step with 80 images at 84 px is 1.7 TFLOP: a few seconds on a CPU.
+    On a CPU it is slower under `vmap` than in a loop. A training step with 80 images at 84 px is
+    1.7 TFLOP: a few seconds on a CPU.
 
     Args:
         widths: channels of the four blocks; the last is the number of features.

@@ -52,8 +52,8 @@ def read_split_files(
 ) -> dict[str, list[str]] | None:
     """Return part -> class names from the three split files, or None if they do not exist.
 
-    A .csv file has the class names in its first column; another file has words. `counts` are the
-    numbers of classes that the files must list, if known.
+    A .csv file has the class names in its first column; other files separate them by whitespace.
+    `counts` are the numbers of classes that the files must list, if known.
     """
     if not all_exist(paths):
         return None
@@ -68,7 +68,7 @@ def read_split_files(
 
 
 def csv_rows_of(where: object, text: str) -> list[list[str]]:
-    """Return the rows of a csv text that are not empty; errors name `where`, its file."""
+    """Return the nonempty rows of a csv text; errors name `where`, the file it comes from."""
     try:
         return [row for row in csv.reader(text.splitlines()) if row]
     except csv.Error as error:
