@@ -16,12 +16,12 @@ from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
 from fedshot.protocol.reducers import MAX_WEIGHT, is_plain
 
-_LONGEST = 500  # most characters of a reason, which may quote a client's data
+_LONGEST = 500  # maximum length of a reason, which may quote a client's data
 _METRIC = 2.0**128  # above any float32, yet no weighted mean of such metrics overflows
 
 
 class Guard(Wrapper):
-    """A fleet that passes on valid replies and turns the others into faults."""
+    """A fleet that passes on valid replies and turns invalid or missing ones into faults."""
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield exactly one arrival for each client of the exchange."""

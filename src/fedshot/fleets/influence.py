@@ -43,8 +43,8 @@ class Influence(Wrapper):
             reply. "clip" and "refuse" keep all replies of a cohort in memory.
         multiple: the bound, as a multiple of the cohort's median norm. With fewer than three
             replies there is no bound.
-        record: called once for each training exchange with every client's weight, norms, and share
-            in the sum of weight times norm.
+        record: called once per training exchange with each client's weight, its norms, and its
+            share of the cohort's total weight times norm.
         tell: called with a message for each part above the bound.
 
     Raises ConfigError as `check_norms` does.
@@ -95,7 +95,7 @@ class Influence(Wrapper):
     def _bounds(
         self, norms: Mapping[int, Mapping[str, float]], parts: list[str]
     ) -> dict[str, float]:
-        """Return the bound on the norm of each part; a part without a bound is left out."""
+        """Return part -> bound on its norm, without parts whose norm is unbounded."""
         if len(norms) < _FEWEST:
             return {}
         medians = {name: statistics.median(found[name] for found in norms.values())
@@ -148,7 +148,7 @@ class Influence(Wrapper):
 
 
 def _norm(part: Tree) -> float:
-    """Return the Euclidean norm of all leaves together."""
+    """Return the Euclidean norm of all leaves of a part together."""
     return math.hypot(
         *(float(torch.linalg.vector_norm(leaf.detach(), dtype=torch.float64))
           for leaf in tree.leaves(part))

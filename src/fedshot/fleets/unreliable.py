@@ -1,6 +1,6 @@
 """A fleet that drops, delays and corrupts replies by a reproducible plan.
 
-It is for tests, and for trying out how training copes with failures, such as one lost reply in ten.
+It is for tests, and for studying how training copes with failures, such as one lost reply in ten.
 """
 
 from __future__ import annotations
