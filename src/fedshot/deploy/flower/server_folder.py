@@ -56,7 +56,7 @@ class ServerFolder:
         return self.folder / CA
 
     def token(self) -> str:
-        """Return the token of this server; the first call makes it."""
+        """Return the token of this server, created at the first call."""
         path = self.folder / "token"
         if not path.exists():
             make_private_folder(self.folder)
@@ -196,7 +196,7 @@ def make_private_folder(path: Path) -> None:
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """Write a file atomically; only its owner can read it, even while it is written."""
+    """Write a file atomically; at no time can anybody but its owner read it."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     handle = os.open(partial, flags, 0o600)
