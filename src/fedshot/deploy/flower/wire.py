@@ -122,7 +122,7 @@ def fetch(
     """Fetch the objects of a message, and return the message.
 
     The outline may arrive before its objects. Flower's own code polls for the objects after one
-    second and then ever more rarely, for two hours: a node killed while sending would block the run.
+    second and then ever more rarely, for two hours: a node killed while sending would stall a run.
 
     Args:
         outline: the message without its content.
