@@ -27,7 +27,7 @@ _VECTORS = "Word vectors for the texts of other sources."
 
 
 def list_sources(options: argparse.Namespace) -> int:
-    """Print each data source: its name, whether its files are here, and a description."""
+    """Print each data source: name, whether its files are on this machine, and a description."""
     folder = _folder(options)
     rows = [(name, _there(name, cls, folder), _first_line(cls)) for name, cls in SOURCES.items()]
     rows += [(name, _published(name, folder), _VECTORS) for name in PUBLISHERS.keys() - SOURCES]
@@ -62,7 +62,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print facts about a source and its partition among clients, and draw figures of them."""
+    """Print facts about a dataset and its partition among clients, and draw figures of both."""
     words: list[str] = options.settings
     if words and not words[0].startswith("--"):
         options.settings = ["--data.name", *words]
@@ -103,7 +103,7 @@ def _first_line(source: type[Source]) -> str:
 
 @contextmanager
 def _progress() -> Iterator[fetch.Progress]:
-    """Yield a callback that shows downloads: bars on a terminal, a line per 10 MB in a pipe."""
+    """Yield a callback that shows downloads: bars on a terminal, else a line per 10 MB."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def shown(experiment: Experiment, options: argparse.Namespace) -> Iterator[Record]:
-    """Train, yield each round's record, and show progress: a bar on a terminal, lines in a pipe."""
+    """Train, yield each round's record, and show progress: a bar on a terminal, else lines."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft

@@ -65,7 +65,7 @@ def status(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print a table of runs or cells, and how the first differs from each of the others."""
+    """Print a table of runs or cells, and how the first row differs from each other row."""
     _once(options.folders)
     if len(options.folders) < 2:
         (one,) = options.folders
@@ -107,9 +107,9 @@ def compare(options: argparse.Namespace) -> int:
 def _rows(
     folders: Sequence[Path],
 ) -> tuple[list[tuple[reports.ComparisonRow, str]], list[reports.ComparisonRow]]:
-    """Return pairs (table row, name of its data), and rows of the baselines.
+    """Return pairs (table row, name of its data), and the rows of baselines.
 
-    Runs that differ only in the seed share a row, unless that would leave a single row.
+    Runs that differ only in the seed share a row, but if all do, each gets its own row.
     """
     runs = [reports.Run.read(folder) for folder in folders]
     groups = reports.grouped(runs)
@@ -142,10 +142,10 @@ def _cells(files: Sequence[Path]) -> list[tuple[reports.ComparisonRow, str]]:
 def _named(
     found: Sequence[tuple[reports.ComparisonRow, tuple[str, str]]],
 ) -> list[tuple[reports.ComparisonRow, str]]:
-    """Return each row with the name of its data, and their hash if two data share a name.
+    """Return each row with the name of its data, followed by a hash if names are ambiguous.
 
-    A row counts as on the same data as the first row if their test episodes are equal, whatever the
-    names, or if the names are equal and one of the hashes is unknown.
+    A row counts as on the first row's data if both have the same test episodes, or if the names of
+    the data are equal and a hash is unknown.
     """
     (first, data), *_ = found
     own = [

@@ -49,8 +49,9 @@ def run(options: argparse.Namespace) -> int:
 def config_to_resume(options: argparse.Namespace, folder: Path, chosen: Config) -> Config:
     """Return the configuration with which to resume the run in `folder`.
 
-    It is `chosen`, with the run's own number of threads unless `chosen` sets one. Raises
-    ConfigError without --resume. `Experiment` checks that the run began with this configuration.
+    This is `chosen`; if `chosen` does not set the number of threads, the run's own number is used.
+    Raises ConfigError without --resume. `Experiment` checks that the run began with this
+    configuration.
     """
     if not options.resume:
         raise ConfigError(
@@ -76,7 +77,7 @@ def resume(options: argparse.Namespace) -> int:
 
 def finish(experiment: Experiment, options: argparse.Namespace) -> int:
     """Train the remaining rounds, test, and print the result."""
-    with experiment.alone() as lock:  # checked first: trackers need not hear of it
+    with experiment.alone() as lock:  # checked before a tracker is opened
         if not lock.held:
             tell(f"{experiment.folder} has no locks: make sure that no other process trains there")
     for text in experiment.notices():
@@ -97,7 +98,7 @@ def finish(experiment: Experiment, options: argparse.Namespace) -> int:
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Test the chosen round of a run, with episodes as the options ask for."""
+    """Test the chosen round of a run on episodes of the way, shot, etc. in the options."""
     held = run_folder.configuration(options.folder)
     given = {name: getattr(options, name) for name in ("way", "shot", "query", "episodes", "seed")}
     words = [f"--test.{name}={value}" for name, value in given.items() if value is not None]
@@ -113,7 +114,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def _for_rounds(method: Any, text: str) -> Any:
-    """Return the method with the number of rounds in `text` for its training at test."""
+    """Return the method with `text` as its number of training rounds per test episode."""
     if TEST_ROUNDS not in {field.name for field in fields(method)}:
         raise ConfigError(
             f"--rounds is {text}, and {method.name} does not train at test. Leave it out."
@@ -128,7 +129,7 @@ def chosen_config(options: argparse.Namespace) -> Config:
     for option in (word.partition("=")[0] for word in options.settings):
         place = option.removeprefix("--")
         if place == option or "." in place or place in {"name", "seed", *SECTIONS, *KINDS}:
-            continue  # a value, or a setting
+            continue  # the value of an option, or a setting
         if near := difflib.get_close_matches(option, known, 1, 0.75):
             raise ConfigError(f"there is no option {option}. Did you mean {near[0]}?")
     settings: Any = load.load(options.config) if options.config else {}
