@@ -166,7 +166,7 @@ def _how_to_continue(options: argparse.Namespace) -> str:
     folder: Path | None = options.run_folder
     if folder is None or not _is_run(folder):
         return ""
-    data = getattr(options, "data_dir", None)  # the run's folder does not record it
+    data = getattr(options, "data_dir", None)  # not recorded in the run's folder
     words = ["fedshot", "resume", str(folder), *(["--data-dir", data] if data else [])]
     return f"go on with `{shlex.join(words)}`"
 

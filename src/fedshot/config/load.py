@@ -5,7 +5,7 @@
     method: {name: fl_proto, local_steps: 10}
 
 `name` chooses a dataclass, and the other keys are its options. An omitted option takes the
-dataclass's default. An unknown key is refused, and the message suggests the nearest valid key. A
+dataclass's default. An unknown key is an error, whose message suggests the nearest valid key. A
 file and the command line (`--method.local_steps 5`) give the same tree.
 """
 
@@ -300,7 +300,7 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
     given["method"] = without_removed(names["method"], given["method"])
     classes = SECTIONS | {path: KINDS[path][0][kind] for path, kind in names.items()
                           if kind != NO_HEAD}  # fmt: skip
-    values = {  # null is a section with nothing below it
+    values = {  # null is an empty section
         path: checked(cls, path, {} if given[path] is None else given[path], names)
         for path, cls in classes.items()
     }

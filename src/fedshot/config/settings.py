@@ -21,14 +21,14 @@ IsText: TypeAlias = Callable[[str], bool]
 """Function that says whether the option at a key path takes text, so that `2024` is text."""
 
 _MOST_NODES = 100_000  # nested anchors can expand a small file enormously
-_MOST_BYTES = 4 << 20  # of a file; parsing it takes about a second per 100 KB
+_MOST_BYTES = 4 << 20  # of a file; parsing takes about a second per 100 KB
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 _CONSTANTS = {"~": None, "": None} | {
     form(word): value
     for word, value in (("true", True), ("false", False), ("null", None))
     for form in (str.lower, str.title, str.upper)
 }
-# Python refuses to parse integers of more than 4300 digits; they are read as float infinity.
+# Python refuses to parse integers of more than 4300 digits; these are read as float infinity.
 _INT = re.compile(r"[-+]?[0-9]{1,4000}")
 _FLOAT = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"

@@ -200,7 +200,7 @@ def _refusal(
     `hints` are the types of the options by key path.
     """
     errors = error.errors(include_url=False)
-    # Report a misspelt key first, then the key that is missing because of it. (The location of an
+    # Report a misspelt key before the key that is missing because of it. (The location of an
     # item that is missing from a list ends with a number.)
     missing = [e["type"] == "missing" and isinstance(e["loc"][-1], str) for e in errors]
     i = missing.index(False) if False in missing else 0

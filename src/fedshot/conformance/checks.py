@@ -1,6 +1,6 @@
 """The conformance checks of a method; each inspects a few short runs on a small dataset.
 
-They compare results bit by bit and never look at accuracy: unit tests check that a method learns.
+The checks compare results bit by bit and ignore accuracy: unit tests check that a method learns.
 """
 
 from __future__ import annotations

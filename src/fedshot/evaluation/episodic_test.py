@@ -3,8 +3,8 @@
 The episodes are drawn once from (dataset, classes, shape, seed) and identified by a hash. A method
 gets `EvalEpisode`s without the labels of the queries; `score` compares its predictions to them.
 
-Where clients are tested on their own classes, each episode belongs to one client: its support is
-the client's training data, its queries are examples that the partition held out.
+Where clients are tested on their own classes, each episode belongs to one client: the support is
+the client's training data, the queries are examples that the partition held out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fedshot.learners.feature_cache import EpisodeIndex
 from fedshot.learners.learner import EvalEpisode, Held, LazyEpisodes
 from fedshot.protocol.method import Prediction
 
-_MIN_CLIENTS = 4  # with fewer clients, none counts as far below the others
+_MIN_CLIENTS = 4  # with fewer clients, `far_below` finds none
 _MAX_CONFUSED = 30  # most classes of a confusion matrix
 
 
@@ -262,7 +262,7 @@ class Score:
     interval: float  # half-width of the 95 % interval over episodes; 0 if all are equal
     episodes: int  # number of predicted episodes
     unanswered: int  # number of episodes that were not predicted
-    diverged: int  # number of predictions with logits not finite; such queries count as wrong
+    diverged: int  # number of predictions with infinite or NaN logits, which count as wrong
     tasks: str  # hash of the episodes
     transductive: bool  # whether predictions may depend on other queries
     # Client id -> mean accuracy over the episodes that it predicted or owns; empty if the server
@@ -288,7 +288,7 @@ class Score:
 
 
 HalfWidth: TypeAlias = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
-"""Half-width of an interval of accuracies in [0, 1]; for two episodes with 0 and 1 it is 6.4."""
+"""Half-width of an interval of accuracies in [0, 1]; it may exceed 1: 6.4 for episodes 0 and 1."""
 
 
 class ScoreFields(TypedDict):
@@ -330,7 +330,7 @@ ScoreJson: TypeAlias = Annotated[ScoreFields, AfterValidator(checked_episodes)]
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """The validation accuracies of a round, which decide whether it is chosen."""
+    """The validation accuracies of a round, which decide whether the round is chosen."""
 
     per_episode: tuple[float, ...]  # accuracy of each predicted episode, in order
     missing: tuple[int, ...] = ()  # numbers of the episodes that were not predicted
@@ -453,7 +453,7 @@ def _confusion(pairs: Sequence[Tensor], names: Sequence[str]) -> dict[str, dict[
 
 
 def worst_tenth(accuracies: Sequence[float]) -> float:
-    """Return the mean of the lowest n // 10 of n accuracies, but of at least one."""
+    """Return the mean of the lowest n // 10 of n accuracies, or the lowest accuracy if n < 10."""
     return statistics.fmean(sorted(accuracies)[: max(1, len(accuracies) // 10)])
 
 

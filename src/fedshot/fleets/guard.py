@@ -1,4 +1,4 @@
-"""The guard: a fleet wrapper that refuses invalid replies, which would corrupt the model.
+"""The guard: a fleet wrapper that rejects invalid replies, which would corrupt the model.
 
 Each reply is checked independently, so the result does not depend on the order of arrival. If a
 client sends two replies, the first counts.
@@ -21,7 +21,7 @@ _METRIC = 2.0**128  # above any float32, yet no weighted mean of such metrics ov
 
 
 class Guard(Wrapper):
-    """A fleet that passes on valid replies and turns invalid or missing ones into faults."""
+    """A fleet that passes on valid replies and turns invalid or missing replies into faults."""
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield exactly one arrival for each client of the exchange."""
@@ -38,7 +38,7 @@ class Guard(Wrapper):
 
 
 def fault(exchange: Exchange, client: int, reply: Reply) -> str | None:
-    """Return why a reply cannot be used; None if it can."""
+    """Return why a reply is invalid; None for a valid reply."""
     weight = reply.weight.item() if _is_scalar(reply.weight) else reply.weight
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         return f"the weight is {reply.weight!r}, expected one number"

@@ -80,7 +80,7 @@ class Host:
         """Run the work of one client, store its new private state, and return its reply.
 
         If the server does not accept the reply, `settle` deletes the new state. If the new state is
-        not finite, the reply is rejected at once and the client keeps its previous state.
+        not finite, the reply is rejected at once, and the client keeps its previous state.
         """
         call = self.prepare(exchange, client)
         return self.finish(exchange, call, self.checks.run(exchange.work, *call[1:]))

@@ -1,8 +1,8 @@
 """A wrapper that measures, and can bound, the influence of each client on an average.
 
 The guard checks replies one by one, so a client may send an update a thousand times as large as
-those of the others. This wrapper compares the norm of each part of an upload that `Mean` averages
-with the median over the cohort. The result does not depend on the order of arrival.
+other clients' updates. This wrapper compares the norm of each part of an upload that `Mean`
+averages with the median over the cohort. The result does not depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Influence(Wrapper):
         for arrival in self.fleet.replies(exchange):
             client, reply, _ = arrival
             if reply is None or client in norms or fault(exchange, client, reply):
-                yield arrival  # the guard handles it
+                yield arrival  # the guard handles such replies
                 continue
             norms[client] = {name: _norm(reply.up[name]) for name in means}
             weights[client] = float(reply.weight)

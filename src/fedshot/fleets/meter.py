@@ -39,7 +39,7 @@ class Meter(Wrapper):
 
     `bytes` and `messages` are keyed by (phase, work, direction, part), with phase "train" or
     "evaluate" and direction "down" or "up". Messages that get no reply and replies that the
-    guard refuses count as well. Parts that a client was not asked to upload count as "unknown".
+    guard rejects count as well. Parts that a client was not asked to upload count as "unknown".
     """
 
     def __init__(self, fleet: Fleet) -> None:

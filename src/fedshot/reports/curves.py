@@ -53,7 +53,7 @@ class Series:
         runs: Sequence[Run],
         episodes: str = "test",
     ) -> Series:
-        """Return the curve through points (round, accuracy, interval), with the runs' mean costs."""
+        """Return the curve through points (round, accuracy, interval), with the runs' mean cost."""
         rounds = [round for round, _, _ in points]
         halves = [half for _, _, half in points if half is not None]
         costs = [_costs(run) for run in runs]

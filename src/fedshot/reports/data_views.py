@@ -99,7 +99,7 @@ def holdings(federated: FederatedDataset) -> PartitionTable:
 def _chosen(prepared: PreparedRun, folder: Path) -> Tree:
     """Return the server's state after the chosen round, trained on any device.
 
-    Raises CheckpointError if there is no checkpoint, or it is of another run or other data.
+    Raises CheckpointError if there is no checkpoint, or it belongs to another run or other data.
     """
     checkpoints = run_folder.checkpoints(folder)
     rounds = checkpoints.rounds()

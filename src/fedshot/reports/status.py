@@ -40,7 +40,7 @@ class Status:
         left: seconds that the remaining rounds take at `pace`; None if unknown.
         validation: accuracy on the validation classes at the chosen round, if known.
         chosen: the chosen round.
-        faults: number of clients' replies that were refused or lost.
+        faults: number of clients' replies that were rejected or lost.
         skipped: number of rounds that were skipped.
         why: the reason why the run is unreadable; "" for other states.
     """

@@ -64,8 +64,8 @@ class Experiment:
         folder: folder of the run; created when the run starts.
         remote_fleet: takes this machine's fleet and returns the fleet to use, for clients that run
             on other machines.
-        keep_validated: keep the checkpoints of all validated rounds, not only those of the chosen
-            and the last rounds.
+        keep_validated: keep the checkpoints of all validated rounds, not only of the chosen and
+            the last round.
 
     Raises:
         CheckpointError: the folder holds a run with another configuration or other data, a damaged
@@ -340,7 +340,7 @@ class Experiment:
     def _begin(self) -> None:
         """Prepare the folder for training: delete everything after the last complete round."""
         if self.round < self.config.run.rounds:
-            (self.folder / run_folder.RESULT).unlink(missing_ok=True)  # it is of fewer rounds
+            (self.folder / run_folder.RESULT).unlink(missing_ok=True)  # a result of fewer rounds
         self.config.write(self.folder / run_folder.CONFIG)
         if not self._started or not (self.folder / dataset_info.FILE).exists():
             self.prepared.dataset_info().write(self.folder)

@@ -43,7 +43,7 @@ Seconds: TypeAlias = Annotated[float, Field(gt=-1e9, lt=1e9)]
 
 
 class FaultJson(TypedDict):
-    """A fault in metrics.jsonl: a client's reply that did not count."""
+    """A fault in metrics.jsonl: a client's reply that was lost or rejected."""
 
     client: NotRequired[Whole]
     kind: NotRequired[str]
@@ -92,7 +92,7 @@ class Record:
         bytes_down: bytes sent to clients for training since the start.
         bytes_up: bytes received from clients for training since the start.
         seconds: duration of the round without evaluation.
-        faults: replies that did not count, with client, kind and reason.
+        faults: replies that were lost or rejected ("refused"), with client, kind and reason.
         skipped: reason why the round was skipped; None if it was not.
         exchanges: number of exchanges between server and clients.
         elapsed: seconds since the previous record, including evaluation, by a monotonic clock; None
@@ -219,7 +219,7 @@ def _until(round: int, resumed: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _last(first: dict[str, Any], resumed: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the latest environment: the first one, updated by the last change."""
+    """Return the latest environment: the environment at the start, updated by the last change."""
     return {**first, **resumed[-1]["environment"]} if resumed else first
 
 

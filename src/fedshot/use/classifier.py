@@ -126,7 +126,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             self._check_unchanged()
             x, old = joined(self.support_, x), self.classes_[self.support_codes_]
             labels = labels_of([*old.tolist(), *labels.tolist()], len(x))
-        # Examples of one class may be followed by others.
+        # Examples of other classes may follow later.
         one_class = classes is not None or len(getattr(self, "classes_", ())) == 1
         with self._rolled_back_on_error():
             self._learn(run, x, labels, one_class=one_class)

@@ -291,7 +291,7 @@ class Incoming(NamedTuple):
 
 
 def refusal(wire_message: WireMessage) -> str:
-    """Return why a node did not do what a message asked for; "" if it did."""
+    """Return why a node did not do what a message requested; "" if it did."""
     for kind in ("refused", "failed"):
         if kind in wire_message.head:
             return f"{kind}: {short(wire_message.head[kind])}"

@@ -1,4 +1,4 @@
-"""The server's messaging: send messages to nodes, wait for their replies, drop late ones."""
+"""The server's messaging: send messages to nodes, wait for their replies, drop late replies."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class Messenger:
         for proto, objects in zip(got.messages_list, got.message_object_trees, strict=True):
             try:
                 found.append((message_from_proto(proto), objects))
-            except Exception as error:  # the node composed it, so any error may occur
+            except Exception as error:  # the node composed the message, so any error may occur
                 self._tell(short(f"an outline of a reply cannot be read: {error!r}"))
         for outline, _ in found:
             late = self._late.pop(outline.metadata.reply_to_message_id, None)

@@ -47,7 +47,7 @@ class NodeLoop:
     def run(self) -> None:
         """Reply to messages until the process is ended.
 
-        Raises ConfigError if the server refuses this node or its certificate is not trusted, and
+        Raises ConfigError if the server rejects this node or has no trusted certificate, and
         BusyError as `check_lock` does.
         """
         number = self._connect(known=False)

@@ -130,7 +130,7 @@ class Operator:
     def grid(self) -> Iterator[HttpGrid]:
         """Start a Flower run and yield its Grid.
 
-        Raises ServerGoneError if the server cannot be reached, ConfigError if it refuses the token.
+        Raises ServerGoneError if the server cannot be reached, ConfigError if it rejects the token.
         """
         silence_flower()
         try:

@@ -45,7 +45,7 @@ class Classes:
     def of(cls, config: Config) -> Classes:
         """Return the classes of a configuration.
 
-        Raises ConfigError for a split that does not name its classes, or lacks base or novel ones.
+        Raises ConfigError if the split does not name its classes, or lacks base or novel classes.
         """
         split = config.split
         if split.random is not None or split.users is not None:
@@ -135,7 +135,7 @@ def pack_client(
         notes: further metadata that must be equal in the files of all hosts.
 
     Returns:
-        Remarks for the user; the last one is the summary.
+        Remarks for the user, of which the last is the summary.
 
     Raises:
         ConfigError: the split does not name the classes, or there is no such client.

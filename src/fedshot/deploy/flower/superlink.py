@@ -64,7 +64,7 @@ class Gate:
         self._in_progress: Counter[bytes] = Counter()  # requests by node key
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request to the SuperLink, or refuse it."""
+        """Pass a request to the SuperLink, or reject it."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
