@@ -55,7 +55,7 @@ class ModelOptions:
         return self.of(dataset.shape, torch.tensor(x.table) if isinstance(x, Tokens) else None)
 
     def of(self, shape: tuple[int, ...], table: torch.Tensor | None) -> Model:
-        """Return the model for examples of a shape: images, or texts if there is a `table` of vectors.
+        """Return the model for examples of a shape: images, or texts if `table` has word vectors.
 
         A validated configuration has replaced the norm policy "method" with the method's choice.
         Without a configuration, "method" means "running".
@@ -75,8 +75,8 @@ class RunOptions:
         rounds: number of communication rounds.
         cohort: number of clients sampled per round; null: all clients.
         quorum: smallest share of a cohort whose replies must be usable.
-        below_quorum: what to do if fewer replies are usable: "stop" the run, or "skip" the round
-            and continue from the state before it.
+        below_quorum: what to do in a round with fewer usable replies: "stop" the run, or "skip" the
+            round and continue from the state before it.
         infeasible_clients: what to do if clients cannot form an episode: "refuse" to run, or
             "leave_out" these clients.
         validate_every: rounds between two validations; the last round is always validated.

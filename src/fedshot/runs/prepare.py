@@ -308,7 +308,7 @@ class PreparedRun(FederatedDataset):
         return EpisodicTest.draw(self.dataset, classes, spec, episodes, key, rows, options.group)
 
     def _shape(self, options: TestOptions) -> EpisodeSpec:
-        """Return the shape of test episodes, with the label order of training."""
+        """Return the shape of test episodes, with `episode.labels` of the training episodes."""
         return replace(options.spec, labels=self.config.episode.labels)
 
     def _own_class_test(self, part: str, held: Partition) -> EpisodicTest:

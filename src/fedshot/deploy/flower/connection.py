@@ -77,7 +77,7 @@ class UnreadableError(CodecError):
 class Connection:
     """A connection to a server: direct to this machine, else through the environment's proxy.
 
-    `proxy` is the proxy's URL, or "". Raises ConfigError for a proxy that cannot be used.
+    `proxy` is the proxy's URL, or "" without a proxy. Raises ConfigError for an unusable proxy.
 
     Args:
         address: host and port.

@@ -57,7 +57,7 @@ def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = Fa
     make_private_folder(server_folder.folder)
     if not (server_folder.folder / CERTIFICATE).exists():
         make_server_keys(server_folder.folder, ["localhost", "127.0.0.1"])
-    shutil.rmtree(server_folder.nodes, ignore_errors=True)  # `admit` below makes it again
+    shutil.rmtree(server_folder.nodes, ignore_errors=True)  # recreated by `admit` below
     for old in folder.glob("node-*/data" if not begun else "node-*/data.partial"):
         shutil.rmtree(old)
     for i, clients in enumerate(shares):

@@ -59,9 +59,9 @@ class Limits:
 
     Args:
         message: bytes of a message.
-        head: bytes of a message's head, its JSON header.
-        leaves: arrays in one tree.
-        depth: levels of nested containers.
+        head: bytes of a message's head, i.e. its JSON header.
+        leaves: number of arrays in one tree.
+        depth: number of levels of nested containers.
     """
 
     message: int = 512 * _MB
@@ -90,7 +90,7 @@ def pack(content: Tree) -> tuple[Form, bytes]:
 
 
 def unpack(form: Form, data: bytes, limits: Limits) -> Tree:
-    """Return the tree that `pack` serialised. Raises CodecError."""
+    """Return the tree that `pack` serialised. Raises CodecError for invalid data."""
     if len(data) > limits.message:
         raise CodecError(f"{len(data)} bytes; at most {limits.message} are accepted")
     header = int.from_bytes(data[:8], "little")
@@ -112,7 +112,7 @@ def unpack(form: Form, data: bytes, limits: Limits) -> Tree:
 
 
 def form_of(content: Tree) -> Form:
-    """Return the form of a tree. Raises TypeError for anything else."""
+    """Return the form of a tree. Raises TypeError for any other object."""
     if isinstance(content, Tensor):
         return 0
     if isinstance(content, tuple):
@@ -173,7 +173,7 @@ def _named_tuple(text: str) -> Any:
 
 
 def read_head(text: str, limits: Limits) -> dict[str, Any]:
-    """Parse the head (JSON header) of a message. Raises CodecError."""
+    """Parse the head (JSON header) of a message. Raises CodecError if it is invalid."""
     if len(text) > limits.head:
         raise CodecError(f"a head of {len(text)} characters; at most {limits.head} are accepted")
     try:
@@ -301,10 +301,10 @@ def refusal(wire_message: WireMessage) -> str:
 def read_message(
     record: RecordDict, limits: Limits, check: Callable[[bytes, str], None] | None = None
 ) -> WireMessage:
-    """Parse a message in Flower's format. Raises CodecError.
+    """Parse a message in Flower's format. Raises CodecError if it is invalid.
 
     `check(hash, proof)` is called before the head is parsed and raises CodecError for a message
-    that the server has not signed; the proof is "" if there is none.
+    that the server has not signed; without a signature, the proof is "".
     """
     from flwr.app import ArrayRecord, ConfigRecord
 

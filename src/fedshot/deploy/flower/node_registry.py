@@ -40,7 +40,7 @@ class Entry:
 
 
 def parse_clients(text: str) -> list[int]:
-    """Parse client numbers from a text such as `0-3,7`. Raises ConfigError."""
+    """Parse client numbers from a text such as `0-3,7`. Raises ConfigError if invalid."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

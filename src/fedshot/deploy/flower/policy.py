@@ -57,7 +57,7 @@ class Policy:
 
     @classmethod
     def read(cls, path: Path) -> Policy:
-        """Read a policy file. Raises ConfigError."""
+        """Read a policy file. Raises ConfigError if it is invalid."""
         found = trees.load(path, lambda place: place in ("methods", "parts"))
         known = {field.name for field in fields(cls)}
         if unknown := sorted(found.keys() - known):

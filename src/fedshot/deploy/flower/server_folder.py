@@ -1,7 +1,7 @@
 """A server's folder: its certificates, the public keys of its nodes, its address and its token.
 
 ca.pem ca.key server.pem server.key     `fedshot flower keys` makes them; nodes need ca.pem
-nodes/hospital-a.pub hospital-a.json    `fedshot flower keys --admit` makes them; see `admission`
+nodes/hospital-a.pub hospital-a.json    `fedshot flower keys --admit` makes them (`node_registry`)
 server.json token server.log            the server writes them
 """
 
@@ -125,7 +125,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of host:port. Raises ConfigError."""
+    """Return host and port of host:port. Raises ConfigError if it is invalid."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(

@@ -92,7 +92,7 @@ class Setup:
         return json.dumps(self.to_json(), sort_keys=True)
 
     def config(self) -> Config:
-        """Return the checked configuration. Raises ConfigError."""
+        """Return the checked configuration. Raises ConfigError if it is invalid."""
         settings = trees.parse(self.settings, is_text, origin="the server's configuration")
         if not isinstance(settings, dict):
             raise ConfigError("the server's configuration holds no keys and values.")
