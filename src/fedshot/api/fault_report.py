@@ -1,7 +1,7 @@
-"""Reports on the terminal which clients' replies did not count, why, and how often.
+"""Reports on the terminal which clients' replies were lost or rejected, why, and how often.
 
-A run may lose a client in every round and still reach its quorum. Without this report, a broken
-machine would go unnoticed.
+A run may lose a client in every round and still reach its quorum. Without this report, nobody would
+notice a broken machine.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from fedshot.core.text import count, joined, shortened
 if TYPE_CHECKING:
     from fedshot.runs.recorder import Record
 
-_MOST = 10  # most lines printed about faults in a run
-_NAMED = 3  # most clients named in the closing sentence
-_REASON = 300  # most characters of a reason
+_MOST = 10  # maximum number of lines printed about faults in a run
+_NAMED = 3  # maximum number of clients named in the closing sentence
+_REASON = 300  # maximum length of a reason
 
 
 class FaultReport:
-    """Follows the rounds of a run and reports the replies that did not count.
+    """Follows the rounds of a run and reports faults: replies that were lost or rejected.
 
-    A client is named the first time that its reply does not count, and again after 10, 100 and
-    1,000 such rounds.
+    A client is named at its first round with a fault, and again at its 10th, 100th and 1,000th.
 
     Args:
         folder: folder of the run; `metrics.jsonl` in it lists all faults.
@@ -58,7 +57,7 @@ class FaultReport:
                 )
 
     def closing(self) -> str | None:
-        """Return a summary for the end of the run; None if every reply counted."""
+        """Return a summary for the end of the run; None if there was no fault or skipped round."""
         if not (self._replies or self._skipped):
             return None
         replies = count(self._replies, "reply", "replies")

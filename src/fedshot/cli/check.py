@@ -27,7 +27,7 @@ _SMALL: dict[str, Any] = {
 
 
 def check(options: argparse.Namespace) -> int:
-    """Check the methods that a file registers; print a line per check, return 1 if one fails."""
+    """Check the methods that a file registers; print a line per check; return 1 if any fails."""
     names = user_methods.load_file(str(options.file), "fedshot check")
     if not names:
         raise ConfigError(f"{options.file} registers no method. Put @register above its class.")
@@ -38,7 +38,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _made(name: str, words: list[str]) -> Method[Any]:
-    """Return the method of this name for the checks' small dataset; `words` are its settings."""
+    """Return the method named `name` for the checks' small dataset, with settings `words`."""
     settings, _ = load.override(_SMALL | {"method": {"name": name}}, words)
     chosen = Config.of(settings)
     return chosen.method(chosen.model.of(SHAPE, None), tuple(range(CLASSES)), CLIENTS)

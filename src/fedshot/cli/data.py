@@ -57,7 +57,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print facts about a source and its partition among clients, and draw figures of them."""
+    """Print facts about a dataset and its partition among clients, and draw figures of both."""
     words: list[str] = options.settings
     if words and not words[0].startswith("--"):
         options.settings = ["--data.name", *words]
@@ -73,7 +73,7 @@ def show(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress() -> Iterator[fetch.Progress]:
-    """Yield a callback that shows downloads: bars on a terminal, a line per 10 MB in a pipe."""
+    """Yield a callback that shows downloads: bars on a terminal, else a line per 10 MB."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -15,13 +15,13 @@ from fedshot.core.errors import ConfigError
 
 
 def methods(options: argparse.Namespace) -> int:
-    """Print the list of methods, or the options of one method."""
+    """Print the list of methods, or the options of a method."""
     say(option_help.text("method", options.method))
     return 0
 
 
 def options(chosen: argparse.Namespace) -> int:
-    """Print the sections, the options of one section, or the Markdown page of all options."""
+    """Print the list of sections, a section's options, or the Markdown page of all options."""
     if chosen.markdown and chosen.place:
         raise ConfigError("--markdown is the page of all places. Leave out the place.")
     if chosen.markdown:

@@ -163,7 +163,7 @@ def deal(options: argparse.Namespace) -> int:
             f"{node}: {len(share)} clients; admit its key on the server with "
             f"--clients {held.replace(' ', '')} --examples {most}"
         )
-    if federated.own_tests:  # such tests need the clients' data
+    if federated.own_tests:  # tests on own examples need the clients' data
         tell("Clients are tested on their own examples: start the server on the whole dataset.")
         return 0
     write_server_tests(options.to / "server", federated)
@@ -172,7 +172,7 @@ def deal(options: argparse.Namespace) -> int:
 
 
 def pack(options: argparse.Namespace) -> int:
-    """Write the file of one client, or the server's test data, from the data on this host."""
+    """Write one client's data file, or the server's test data, from the data on this host."""
     if options.tests == (options.client is not None):
         raise ConfigError("give --client with its number, or --tests for the server's test data.")
     chosen = chosen_config(options)
@@ -191,7 +191,7 @@ def pack(options: argparse.Namespace) -> int:
 
 
 def keys(options: argparse.Namespace) -> int:
-    """Make the certificates of a server, make the key of a node, or admit a node to a server."""
+    """Make a server's certificates or a node's key, or admit a node to a server."""
     if sum(map(bool, (options.server, options.node, options.admit))) != 1:
         raise ConfigError(
             "give --server with its names, --node with the file of its key, or --admit with the "
@@ -253,7 +253,7 @@ def server(options: argparse.Namespace) -> int:
 
 
 def node(options: argparse.Namespace) -> int:
-    """Serve the clients of this machine until it is stopped."""
+    """Run a node for the clients of this machine until it is stopped."""
     exit_with_parent()
     silence_flower()
     _check("most-mb", options.most_mb, 1, _MOST_MB)

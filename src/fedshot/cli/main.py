@@ -25,7 +25,7 @@ from fedshot.core.text import long_names
 REFUSED, AGAIN, INTERRUPTED = 2, 75, 130
 _SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
-# Errors whose cause may be gone at the next attempt, such as a full disk.
+# Errors that may not recur at the next attempt, such as a full disk.
 _PASSING = {
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EMFILE, errno.ENFILE,
     errno.EAGAIN, errno.ETIMEDOUT, errno.ENOTCONN,
@@ -53,8 +53,8 @@ _WITHOUT_METHODS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    The code is 0 for success, 2 for a refused request, 75 for a failure that may not recur, and 130
-    after an interrupt. `arguments` None means `sys.argv[1:]`; an interrupt then ends the process.
+    The code is 0 for success, 2 for an error, 75 for an error that may not recur, and 130 after an
+    interrupt. Without `arguments`, `sys.argv[1:]` is used, and an interrupt ends the process.
     """
     shutdown.asked.clear()
     print_in_any_encoding()
@@ -115,20 +115,20 @@ def _on_nodes(folder: Path) -> bool:
 
 
 def _not_taken(options: argparse.Namespace, rest: Sequence[str]) -> str:
-    """Return the message that a command does not take these words, and suggest an option."""
+    """Return the message that a command does not take `rest`, with the nearest option."""
     known = long_names(options.parser.format_help())
     hint = nearest(_first_option(rest), known)
     return f"{options.command} does not take {' '.join(rest)!r}. {hint}"
 
 
 def _first_option(words: Iterable[str], known: Sequence[str] = ()) -> str:
-    """Return the first `--option` among the words that is not in `known`; "" if there is none."""
+    """Return the first word that is an `--option` and not in `known`; "" if there is none."""
     names = (word.partition("=")[0] for word in takewhile(lambda word: word != "--", words))
     return next((name for name in names if name.startswith("--") and name not in known), "")
 
 
 def _words(error: BaseException, options: argparse.Namespace) -> str | None:
-    """Return a message on what is wrong and how to continue; None if the error is a bug."""
+    """Return an error's message and how to continue the command; None if the error is a bug."""
     if isinstance(error, FedshotError):
         return str(error)
     if isinstance(error, OSError):
@@ -147,7 +147,7 @@ def _words(error: BaseException, options: argparse.Namespace) -> str | None:
 
 
 def _is_passing(error: BaseException) -> bool:
-    """Whether the same command may succeed later."""
+    """Whether the command may succeed if repeated later."""
     if isinstance(error, FedshotError):
         return error.passing
     return not isinstance(error, OSError) or error.errno in _PASSING
@@ -160,13 +160,13 @@ def _replace_handler(number: signal.Signals, old: object, new: Any) -> None:
 
 
 def _how_to_continue(options: argparse.Namespace) -> str:
-    """Return what to type to continue the interrupted run or recipe; "" if none had begun."""
+    """Return what to type to continue the interrupted run or recipe; "" if none has begun."""
     if options.command == "reproduce" and options.name not in ("list", "results"):
         return "the same command continues with the unfinished cells"
     folder: Path | None = options.run_folder
     if folder is None or not _is_run(folder):
         return ""
-    data = getattr(options, "data_dir", None)  # the run's folder does not record it
+    data = getattr(options, "data_dir", None)  # not recorded in the run's folder
     words = ["fedshot", "resume", str(folder), *(["--data-dir", data] if data else [])]
     return f"go on with `{shlex.join(words)}`"
 
@@ -190,15 +190,15 @@ def _os_words(error: OSError) -> str:
 
 
 def _is_unreadable(place: str) -> bool:
-    """Whether a path exists and cannot be read."""
+    """Whether a path exists but cannot be read."""
     try:
         return Path(place).exists() and not os.access(place, os.R_OK)
-    except OSError:  # not even its folder can be read
+    except OSError:  # even its folder cannot be read
         return True
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose message on a missing option also names a misspelt one."""
+    """An argument parser whose message on a missing option also names a misspelt option."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._asked = sys.argv[1:] if args is None else list(args)
@@ -376,7 +376,7 @@ def _add_data(commands: Commands) -> None:
 def _add(
     commands: Commands, name: str, text: str, module: str, *shared: str, settings: bool = False
 ) -> argparse.ArgumentParser:
-    """Add a command, a function of `fedshot.cli.<module>`, with options of `_SHARED` by name."""
+    """Add a command, a function of `fedshot.cli.<module>`; `shared` names options of `_SHARED`."""
     made = commands.add_parser(
         name,
         help=text,

@@ -1,6 +1,6 @@
 """The command `reproduce`: takes the parsed options and returns an exit code.
 
-A recipe reproduces a published table or figure. A cell is one row of it (a method) in one column;
+A recipe reproduces a published table or figure. A cell is one row (a method) in one column of it;
 a budget is a named set of settings that determines how long the trainings take.
 """
 
@@ -57,7 +57,7 @@ def reproduce(options: argparse.Namespace) -> int:
 
 
 def _budget(recipe: Recipe, options: argparse.Namespace) -> str:
-    """Return the recipe's default budget, or one with other data if its data are not here."""
+    """Return the recipe's default budget, or a budget with other data if its data are missing."""
     usual = recipe.default_budget
     others = [b for b in recipe.budgets.values() if b.name != usual]
     others = [b for b in others if "name" in long("data", b.settings.get("data", {}))]
@@ -88,7 +88,7 @@ def _request(recipe: Recipe, options: argparse.Namespace) -> Request:
 
 
 def _shown(bench: RecipeRunner, options: argparse.Namespace) -> Iterator[Event]:
-    """Train the cells, yield events, and show progress: a table on a terminal, lines in a pipe."""
+    """Train the cells, yield events, and show progress: a table on a terminal, else lines."""
     from rich.console import Console
     from rich.live import Live
 
@@ -157,7 +157,7 @@ def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
         if cell.row.method in METHODS
     ]
     wanted = timing.unknown(cells, folder)
-    for i, cell in enumerate(wanted, start=1):  # one at a time, or they would slow each other
+    for i, cell in enumerate(wanted, start=1):  # not in parallel, which would slow them
         found = timing.measure(cell, folder)
         timing.keep(cell, found)
         told = (
@@ -168,7 +168,7 @@ def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
 
 
 def _readable(results: Path) -> Iterator[Recipe]:
-    """Yield all recipes that can be read; print what is wrong with the others."""
+    """Yield all recipes that can be read; print the error of each other recipe."""
     for name in names(results):
         try:
             yield load(name, results)

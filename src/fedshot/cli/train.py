@@ -83,7 +83,7 @@ def _records(experiment: Experiment, options: argparse.Namespace) -> Iterator[Re
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Test the chosen round of a run, with episodes as the options ask for."""
+    """Test the chosen round of a run on episodes of the way, shot, etc. in the options."""
     held = run_folder.configuration(options.folder)
     given = {name: getattr(options, name) for name in ("way", "shot", "query", "episodes", "seed")}
     words = [f"--test.{name}={value}" for name, value in given.items() if value is not None]
@@ -99,7 +99,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def _for_rounds(method: Any, text: str) -> Any:
-    """Return the method with the number of rounds in `text` for its training at test."""
+    """Return the method with `text` as its number of training rounds per test episode."""
     if TEST_ROUNDS not in {field.name for field in fields(method)}:
         raise ConfigError(
             f"--rounds is {text}, and {method.name} does not train at test. Leave it out."
@@ -114,7 +114,7 @@ def chosen_config(options: argparse.Namespace) -> Config:
     for option in (word.partition("=")[0] for word in options.settings):
         place = option.removeprefix("--")
         if place == option or "." in place or place in {"name", "seed", *SECTIONS, *KINDS}:
-            continue  # a value, or a setting
+            continue  # the value of an option, or a setting
         if near := difflib.get_close_matches(option, known, 1, 0.75):
             raise ConfigError(f"there is no option {option}. Did you mean {near[0]}?")
     settings: Any = load.load(options.config) if options.config else {}

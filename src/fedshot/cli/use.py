@@ -27,7 +27,7 @@ from fedshot.use.folders import WRITERS, FilePrediction, Skipped, Support, fit_f
 from fedshot.use.measuring import measure
 from fedshot.use.trained import TrainedRun
 
-_TOLD = 20  # most skipped files named on the terminal
+_TOLD = 20  # maximum number of skipped files named on the terminal
 _ENDS = {
     "": "",
     "cold": ": not changed. Every prediction to fit it on is right, so that it has no lower bound",
@@ -36,7 +36,7 @@ _ENDS = {
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Classify the files of a folder by a folder of labelled examples."""
+    """Classify the files of a folder, given a folder of labelled examples."""
     classifier = FewShotClassifier.from_run(
         options.run,
         client=whole("client", options.client),
@@ -187,7 +187,7 @@ def share(option: str, text: str | None) -> float | None:
 
 @contextmanager
 def _in_words_of_the_shell() -> Iterator[None]:
-    """Make errors about `accept_unknown` name the command-line option `--none-of-these` instead."""
+    """Make errors about `accept_unknown` name its command-line option `--none-of-these`."""
     try:
         yield
     except ConfigError as error:
@@ -207,7 +207,7 @@ def _check_writable(option: str, path: Path | None, *, makes_folder: bool = Fals
 
 
 def _passed(skipped: Sequence[Skipped]) -> str:
-    """Say how many files were left out for their type or place, and how many linked folders."""
+    """Return a text on how many files were left out for type or location, and linked folders."""
     kinds = other_kinds((s.path for s in skipped if s.passed == "other kind"), "left out")
     beside = sum(one.passed == "beside" for one in skipped)
     links = sum(one.passed == "linked folder" for one in skipped)
@@ -262,7 +262,7 @@ def _noun(place: Path) -> str:
 
 
 def _below(text: str, roots: Sequence[Path]) -> str:
-    """Return a text with paths relative to these folders: shared pages show no absolute paths."""
+    """Return a text with paths relative to `roots`, so that shared pages show no absolute paths."""
     for root in roots:
         text = text.replace(f"{root}{os.sep}", "")
     return text

@@ -1,1 +1,1 @@
-"""One configuration: its sections, the registry of kinds, reading and checking, and option help."""
+"""The configuration: its sections and components, how it is read and checked, option help."""

@@ -5,7 +5,7 @@
     method: {name: fl_proto, local_steps: 10}
 
 `name` chooses a dataclass, and the other keys are its options. An omitted option takes the
-dataclass's default. An unknown key is refused, and the message suggests the nearest valid key. A
+dataclass's default. An unknown key is an error, whose message suggests the nearest valid key. A
 file and the command line (`--method.local_steps 5`) give the same tree.
 """
 
@@ -66,8 +66,8 @@ class Config:
     `settings` includes defaults. If a copy replaces an object (`dataclasses.replace(config,
     run=...)`), `settings` and the objects that depend on it are updated.
 
-    Raises ConfigError if `settings` cannot describe an object (for `data`, it can describe any:
-    see `with_data`), or if only `settings` is replaced.
+    Raises ConfigError if a replaced object is of a class that settings cannot name (`data` may be
+    of any class: see `with_data`), or if only `settings` is replaced.
     """
 
     settings: Settings
@@ -119,7 +119,7 @@ class Config:
 
     @property
     def changed_meaning(self) -> str:
-        """Text on settings that had another meaning in older runs; "" if none had."""
+        """Text on settings that meant something else in older versions; "" if there are none."""
         meant: str = METHODS[self.settings["method"]["name"]].changed_meaning(self.settings)
         return meant
 
@@ -130,8 +130,8 @@ class Config:
     def with_data(self, data: Dataset | Source) -> Config:
         """Return a copy with another dataset, or another source, which may be of any class.
 
-        Settings record the name and the hash of a dataset in memory. A dataset that brings no split
-        of its classes needs the section `split`.
+        Settings record the name and the hash of a dataset in memory. If the dataset does not define
+        a split of its classes, the section `split` must.
         """
         return replace(self, data=data)  # type: ignore[arg-type]  # a dataset becomes a source
 
@@ -151,9 +151,9 @@ def override(
 ) -> tuple[Settings, list[str]]:  # fmt: skip
     """Merge command-line arguments, `--a.b value` or `--a.b=value`, over the settings of a file.
 
-    Returns the merged settings, and notices for the user. If an argument chooses another kind than
-    the file, such as another method, the file's options that the new kind lacks are dropped, and a
-    notice names them.
+    Returns the merged settings, and notices for the user. If an argument chooses another component
+    than the file, such as another method, the file's options that the new component lacks are
+    dropped, and a notice names them.
     """
     given: Settings = {}
     for option, text in _pairs(arguments):
@@ -187,7 +187,9 @@ def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _drop_other_kind(below: Settings, given: Settings, path: str) -> str:
-    """Remove from `below` options of a kind that `given` replaces, unless the new kind has them.
+    """Remove from `below` the options of a component at `path` that `given` replaces.
+
+    An option stays if the new component has the same option and accepts its value.
 
     Returns a notice that names the removed options, or "".
     """
@@ -217,7 +219,11 @@ def _types(cls: type[Any], path: str) -> dict[str, Any]:
 
 
 def _carries_over(had: Any, has: Any, value: Any) -> bool:
-    """Whether the new kind's type of an option, None if it lacks the option, accepts the value."""
+    """Whether a new component accepts an option's value.
+
+    `had` and `has` are the option's types in the old and the new component; `has` is None if the
+    new component lacks the option.
+    """
     if has is None or had == has:
         return has is not None
     try:
@@ -299,7 +305,7 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
     given["method"] = without_removed(names["method"], given["method"])
     classes = SECTIONS | {path: KINDS[path][0][kind] for path, kind in names.items()
                           if kind != NO_HEAD}  # fmt: skip
-    values = {  # null is a section with nothing below it
+    values = {  # null is an empty section
         path: checked(cls, path, {} if given[path] is None else given[path], names)
         for path, cls in classes.items()
     }
@@ -351,9 +357,9 @@ def _nested(tree: Mapping[str, Any]) -> Settings:
 
 
 def _take_kind(tree: Settings, path: str) -> tuple[str, Settings]:
-    """Remove a kind from the tree; return its name and options. The default kind needs no name.
+    """Remove the component at `path` from the tree; return its name and options.
 
-    Raises ConfigError if no kind has this name.
+    Without a name, it is the default component. Raises ConfigError for an unknown name.
     """
     kinds, default = KINDS[path]
     above, _, last = path.rpartition(".")

@@ -31,12 +31,12 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class OptionSection:
-    """A section of a configuration, or one of the kinds that can be chosen at a key path.
+    """A section of a configuration, or a component that can be chosen at a key path.
 
     Args:
         path: key path, such as "model.backbone".
-        kind: name of the kind, such as "conv4"; "" for a section.
-        cls: dataclass of the section or kind.
+        kind: name of the component, such as "conv4"; "" for a section.
+        cls: dataclass of the section or component.
     """
 
     path: str
@@ -53,7 +53,7 @@ class OptionSection:
         return options_of(self.cls, self.path)
 
     def json_schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of this section or kind; nested dataclasses are in `$defs`."""
+        """Return the JSON Schema of this part; nested dataclasses are in `$defs`."""
         title = "_".join(filter(None, (self.path.replace(".", "_"), self.kind)))
         schema = TypeAdapter(schema_of(self.cls, self.path, title=title, described=True))
         return schema.json_schema(schema_generator=_Untitled) | {"description": self.summary}
@@ -73,7 +73,7 @@ class _Untitled(GenerateJsonSchema):
 
 
 def parts(path: str) -> list[OptionSection]:
-    """Return the section at a key path, or all kinds that can be chosen there.
+    """Return the section at a key path, or all components that can be chosen there.
 
     Raises ConfigError if the key path has neither.
     """
@@ -102,9 +102,10 @@ def overview() -> str:
 
 
 def text(path: str, kind: str | None = None) -> str:
-    """Return help on the options of a section or kind; without `kind`, a list of the kinds.
+    """Return help on the options of a section, or of the component named `kind`.
 
-    Raises ConfigError for a key path or a kind that does not exist.
+    Without `kind`, list the components that can be chosen at the key path. Raises ConfigError for
+    a key path or a component that does not exist.
     """
     every = {part.kind: part for part in parts(path)}
     if kind is None and path in KINDS:
@@ -127,7 +128,7 @@ def text(path: str, kind: str | None = None) -> str:
 
 
 def markdown() -> str:
-    """Return `docs/options.md`: the options of every section and of every kind in this package."""
+    """Return `docs/options.md`: the options of all sections and of all of fedshot's components."""
     said = [_HEAD]
     for path in PATHS:
         said += [f"## {path}", ""]
@@ -145,7 +146,7 @@ def markdown() -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a whole configuration, with all sections and all kinds."""
+    """Return the JSON Schema of a whole configuration, with all sections and components."""
     defs: dict[str, Any] = {}
     found: dict[str, Any] = {}
     for path in PATHS:

@@ -36,8 +36,8 @@ class Option:
         hint: type of the value, with its range.
         required: whether there is no default.
         default: the default, as a plain value.
-        is_diagnostic: whether it only adds to a run's report and does not affect training.
-        fields: the dataclasses and fields that lead to it.
+        is_diagnostic: whether the option only adds to a run's report, without effect on training.
+        fields: (dataclass, field name) of each step from the outer dataclass to the option.
     """
 
     path: str
@@ -49,7 +49,7 @@ class Option:
 
     @property
     def description(self) -> str:
-        """The descriptions of the fields that lead to the option, from their docstrings."""
+        """The descriptions of `fields` from their docstrings, joined with ": "."""
         *above, last = (descriptions(cls).get(name, "") for cls, name in self.fields)  # type: ignore[arg-type]
         return ": ".join([*(text.rstrip(".") for text in above if text), last])
 
@@ -59,8 +59,8 @@ def options_of(
 ) -> Iterator[Option]:
     """Yield the options of a dataclass and of the dataclasses nested in it.
 
-    If `instance` is given, its values are the defaults. For a nested dataclass this is the default
-    of `above`, the field that contains it. Options nested in a diagnostic field are diagnostic.
+    If `instance` is given, its values are the defaults. `above` is the option whose value is this
+    dataclass, if it is nested; if `above` is diagnostic, so are the options yielded.
     """
     for one, hint, default in members(cls, path, instance):
         option = Option(
@@ -106,7 +106,7 @@ def is_required(one: Field[Any]) -> bool:
 
 
 def is_section(hint: Any) -> bool:
-    """Whether a field's type is a dataclass, whose options then have longer key paths."""
+    """Whether a field's type is a dataclass, whose fields are then options of their own."""
     return isinstance(hint, type) and is_dataclass(hint)
 
 
@@ -127,7 +127,7 @@ def descriptions(cls: type[Any]) -> dict[str, str]:
 def takes_text(hint: Any) -> bool:
     """Whether a type takes text, so that `2024` or `true` in YAML must be read as text.
 
-    Strings, string literals, and lists of these do.
+    True for strings, string literals, and lists of strings or string literals.
     """
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Literal:
@@ -142,8 +142,8 @@ def takes_text(hint: Any) -> bool:
 def nearest_options(path: str, valid: Collection[str]) -> str:
     """Return a sentence that suggests replacements for an unknown option.
 
-    Options with the same last key are suggested, at whatever depth they are, and so is the same
-    option of a section with a similar name. The sentence may also list the section's options.
+    It suggests options with the same last key, at any depth, or the same option of a section with
+    a similar name. It may also list the section's options.
     """
     sections = {one.partition(".")[0] for one in valid}
     first, dot, below = path.partition(".")
@@ -187,7 +187,7 @@ def words(hint: Any) -> str:
 
 
 def _range(marks: tuple[Any, ...]) -> str:
-    """Describe the range of a number, such as " of at least 0 and below 1"; "" without one."""
+    """Describe the range of a number, such as " of at least 0 and below 1"; "" if unbounded."""
     limits = [limit for mark in marks for limit in getattr(mark, "metadata", [mark])]
     bounds = [(word, getattr(limit, name, None)) for limit in limits
               for name, word in _BOUNDS.items()]  # fmt: skip

@@ -1,7 +1,7 @@
-"""What a configuration consists of: sections, kinds, and the options of both.
+"""What a configuration consists of: sections, components, and the options of both.
 
-A section, such as `run`, is one dataclass. At other key paths, such as `data`, a `name` chooses
-among several dataclasses, the kinds, such as `digits`.
+A section, such as `run`, is one dataclass. At other key paths, such as `data`, a `name` chooses one
+of several dataclasses, such as `digits`. These are the components; the code calls them kinds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedshot.methods.removed_options import REMOVED
 from fedshot.nn.heads import HEADS
 from fedshot.nn.models.backbones import BACKBONES
 
-# The kinds at each key path: their dataclasses by name, and the default name.
+# The components at each key path: their dataclasses by name, and the default name.
 KINDS: dict[str, tuple[Mapping[str, type[Any]], str]] = {
     "data": (SOURCES, "digits"),
     "partition": (PARTITIONS, "iid"),
@@ -56,7 +56,7 @@ def long(path: str, value: Any) -> Any:
 
 
 def written_out(tree: Mapping[str, Any]) -> Settings:
-    """Return settings with every kind expanded as `long` does, so that trees can be merged."""
+    """Return settings with every component expanded as in `long`, so that trees can be merged."""
     full: Settings = deepcopy(dict(tree))
     for path in KINDS:
         if isinstance(value := trees.at(full, path), str):
@@ -67,8 +67,8 @@ def written_out(tree: Mapping[str, Any]) -> Settings:
 def layered(*layers: Mapping[str, Any]) -> Settings:
     """Merge settings, later layers over earlier ones, and expand them as `written_out` does.
 
-    A null removes the value of an earlier layer. If a layer gives only the name of a kind, such as
-    `head: none`, it replaces the earlier kind together with its options.
+    A null removes the value of an earlier layer. A layer that gives only the name of a component,
+    such as `head: none`, replaces the earlier component together with its options.
     """
     tree: Settings = {}
     for layer in layers:
@@ -79,7 +79,7 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
 def unknown_option(path: str, names: Mapping[str, str]) -> str:
     """Return the message for an option that does not exist, with what to write instead.
 
-    `names` are the chosen kinds, by key path.
+    `names` has the name of the chosen component for each key path.
     """
     options = {option.path for option in all_options(names)}
     if path in _RETIRED and _RETIRED[path][0] in options:
@@ -105,14 +105,14 @@ def unknown_option(path: str, names: Mapping[str, str]) -> str:
 
 
 def kind_options(path: str, kind: str) -> Iterator[Option]:
-    """Yield the options of the kind with this name at a key path."""
+    """Yield the options of the component named `kind` at a key path, such as "method"."""
     return options_of(KINDS[path][0][kind], path)
 
 
 def all_options(names: Mapping[str, str]) -> Iterator[Option]:
     """Yield every option of a configuration except `name` and `seed`.
 
-    `names` are the chosen kinds, by key path.
+    `names` has the name of the chosen component for each key path.
     """
     for section, cls in SECTIONS.items():
         yield from options_of(cls, section)
@@ -122,7 +122,7 @@ def all_options(names: Mapping[str, str]) -> Iterator[Option]:
 
 
 def defaults(settings: Settings) -> dict[str, Any]:
-    """Return the default, if any, of each option of the kinds in the settings, by key path."""
+    """Return the default, if any, of each option that the settings can have, by key path."""
     return {one.path: one.default for one in _options_in(settings) if not one.required}
 
 
@@ -137,8 +137,9 @@ def difference(
     """Describe which settings differ, as `a.b was 1, is 2`; None if none do.
 
     Args:
-        old: settings before. A missing option did not exist then, and counts as its default.
-        new: settings now; the kinds that they name determine the options to compare.
+        old: settings before. An option that they lack, because it was added later, counts as set
+            to its default.
+        new: settings now; the components that they name determine the options to compare.
         except_for: key paths that may differ.
         diagnostics: whether to compare diagnostic options too, which do not affect training.
     """
@@ -164,7 +165,7 @@ def difference(
 
 
 def _options_in(settings: Settings) -> tuple[Option, ...]:
-    """Return the options of the kinds that the settings choose by name or by default."""
+    """Return the options of all sections, and of the components that the settings choose."""
     found = []
     for path, (kinds, default) in KINDS.items():
         section = long(path, trees.at(settings, path)) or {}
@@ -180,7 +181,7 @@ def _options_for(chosen: tuple[tuple[str, str, type[Any]], ...]) -> tuple[Option
 
 
 def every_option() -> Iterator[Option]:
-    """Yield the options of every section and every kind; a key path may occur several times."""
+    """Yield the options of all sections and components; a key path may occur several times."""
     yield from all_options({})
     for path, (kinds, _) in KINDS.items():
         for kind in kinds:
@@ -188,13 +189,14 @@ def every_option() -> Iterator[Option]:
 
 
 def is_text(path: str) -> bool:
-    """Whether the option at a key path takes text, whichever kind is chosen."""
+    """Whether the option at a key path takes text, whichever component is chosen."""
     return path in _texts()
 
 
 @cache
 def _texts() -> frozenset[str]:
-    # Options of several kinds may share a key path. Unless all take text, YAML decides the type.
+    # Several components may have an option at one key path. Unless all of these options take
+    # text, YAML decides the type.
     every = list(every_option())
     texts = {one.path for one in every} - {one.path for one in every if not takes_text(one.hint)}
     return frozenset(texts | {"name", *(f"{path}.name" for path in KINDS)})

@@ -26,11 +26,11 @@ class ModelOptions:
     Args:
         backbone: network that computes features from images or words.
         head: layer that computes logits from features.
-        norm_policy: which batch-norm statistics are used at test: "running" those of training,
-            "support" those of the support set, "transductive" those of the queries. If the support
-            set is spread over a group of clients, "group" pools the statistics of all of them, and
-            "support" uses each client's own statistics for that client's queries. "method" leaves
-            the choice to the method: "running" for prototypes, "group" for group learning,
+        norm_policy: which batch-norm statistics are used at test: "running" uses the statistics of
+            training, "support" of the support set, "transductive" of the queries. If the support
+            set is spread over a group of clients, "group" pools the statistics of all its clients,
+            and "support" uses each client's own statistics for that client's queries. "method"
+            leaves the choice to the method: "running" for prototypes, "group" for group learning,
             "support" for MAML (on Omniglot, Conv4-32, first order, 20 rounds: 72.6 %, and 41.6 %
             with "running").
         dtype: data type of parameters and features.
@@ -55,7 +55,7 @@ class ModelOptions:
         return self.of(dataset.shape, torch.tensor(x.table) if isinstance(x, Tokens) else None)
 
     def of(self, shape: tuple[int, ...], table: torch.Tensor | None) -> Model:
-        """Return the model for examples of a shape; a table of word vectors means they are texts.
+        """Return the model for examples of a shape: images, or texts if `table` has word vectors.
 
         A validated configuration has replaced the norm policy "method" with the method's choice.
         Without a configuration, "method" means "running".
@@ -75,9 +75,10 @@ class RunOptions:
         rounds: number of communication rounds.
         cohort: number of clients sampled per round; null: all clients.
         quorum: smallest share of a cohort whose replies must be usable.
-        below_quorum: "stop" the run, or "skip" the round and continue from the state before it.
-        infeasible_clients: clients that cannot form an episode: "refuse" the run, or "leave_out"
-            the clients.
+        below_quorum: what to do in a round with fewer usable replies: "stop" the run, or "skip" the
+            round and continue from the state before it.
+        infeasible_clients: what to do if clients cannot form an episode: "refuse" to run, or
+            "leave_out" these clients.
         validate_every: rounds between two validations; the last round is always validated.
         choose: which round is tested: the round with the best "validation" accuracy, or the "last"
             round. "best_on_test_classes" chooses by accuracy on the test classes, as some published
@@ -90,14 +91,15 @@ class RunOptions:
         fleet: how clients run: "threads" runs several at once; "sequential" runs one after another,
             and gives the same bits; "vectorised" stacks clients, for GPUs and small heads, and
             gives results that are equal up to rounding.
-        chunk: largest number of clients in one stack of "vectorised"; it affects the last bits.
+        chunk: largest number of clients in one stack of "vectorised"; results for different values
+            may differ in the last bits.
         allocator: "keep" lets glibc keep freed memory for the next step, which is faster for large
             images; "system" does not change the allocator.
         device: where to compute: "cpu", or "cuda" with the fleet "sequential" or "vectorised".
         workers: how many clients of "threads", or stacks of "vectorised", run at once. null: as
-            many as cores and `threads` allow, but one in "threads" if steps are so short that
-            workers would wait for each other. The number does not change results. "sequential"
-            and a GPU allow only one.
+            many as cores and `threads` allow, but in "threads" only one worker if steps are so
+            short that workers would wait for each other. The number does not change results.
+            "sequential" and a GPU allow only one worker.
         unreliable: simulated failures of clients.
     """
 
@@ -141,7 +143,7 @@ class RunOptions:
 
 
 def not_honest(settings: Mapping[str, Any]) -> list[str]:
-    """Return notes on why these settings bias the test result; empty if it is a fair estimate."""
+    """Return notes on why settings bias the test result; empty if the result is a fair estimate."""
     found = []
     if trees.at(settings, "run.choose") == "best_on_test_classes":
         found.append("NOT HONEST: the test classes chose the round")

@@ -1,7 +1,7 @@
 """Settings as a tree of plain values: read from YAML, merged, and looked up by key path.
 
 Unlike in YAML 1.1, `010` is ten, `1e-3` is a number, and `no` and `2024-01-01` are texts. A key
-that is given twice is refused.
+that is given twice is an error.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from fedshot.core.errors import CheckpointError, ConfigError
 
 Settings: TypeAlias = dict[str, Any]
 IsText: TypeAlias = Callable[[str], bool]
-"""Says whether the option at a key path takes text, so that `2024` must be read as text there."""
+"""Function that says whether the option at a key path takes text, so that `2024` is text."""
 
 _MOST_NODES = 100_000  # nested anchors can expand a small file enormously
-_MOST_BYTES = 4 << 20  # of a file; parsing it takes about a second per 100 KB
+_MOST_BYTES = 4 << 20  # of a file; parsing takes about a second per 100 KB
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 _CONSTANTS = {"~": None, "": None} | {
     form(word): value
     for word, value in (("true", True), ("false", False), ("null", None))
     for form in (str.lower, str.title, str.upper)
 }
-# Python refuses to parse integers of more than 4300 digits; they are read as float infinity.
+# Python refuses to parse integers of more than 4300 digits; these are read as float infinity.
 _INT = re.compile(r"[-+]?[0-9]{1,4000}")
 _FLOAT = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
@@ -72,7 +72,7 @@ def parse(text: str, is_text: IsText, *, origin: str, path: str = "") -> Any:
         path: the key path of the value; "" for the whole tree of settings.
 
     Raises:
-        ConfigError: the text is not YAML, gives a key twice, or has a tag of its own.
+        ConfigError: the text is not YAML, gives a key twice, or uses a custom tag.
     """
     try:
         node = yaml.compose(text, _Loader)
@@ -86,13 +86,13 @@ def parse(text: str, is_text: IsText, *, origin: str, path: str = "") -> Any:
 
 
 class _Reader:
-    """Turns the nodes of a YAML document into plain values, and refuses ambiguous ones."""
+    """Turns the nodes of a YAML document into plain values; ambiguous values are errors."""
 
     def __init__(self, origin: str, is_text: IsText) -> None:
         self._origin, self._is_text, self._nodes = origin, is_text, 0
 
     def value(self, node: yaml.Node, path: str, seen: set[str], depth: int = 0) -> Any:
-        """Return a node's value. `seen` are the key paths with a value, dotted or nested."""
+        """Return a node's value; `seen` has the key paths that already have a value."""
         self._nodes += 1
         if self._nodes > _MOST_NODES:
             self._refuse(node, f"more than {_MOST_NODES} values. Use fewer anchors")
@@ -171,7 +171,7 @@ def at(tree: Mapping[str, Any], path: str) -> Any:
 
 
 def put(tree: Settings, path: str, value: Any) -> None:
-    """Set the value at a key path; a tree is merged into the tree that is there."""
+    """Set the value at a key path; a tree is merged into an existing tree."""
     *above, last = path.split(".")
     section = tree
     for i, part in enumerate(above):

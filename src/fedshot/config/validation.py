@@ -56,7 +56,7 @@ def checked(cls: type[Any], path: str, given: Any, names: Mapping[str, str]) -> 
         cls: the dataclass.
         path: its key path in the configuration.
         given: the keys and values to check.
-        names: the kinds that the configuration chooses, by key path.
+        names: the name of the chosen component for each key path.
 
     Raises:
         ConfigError: a key is unknown or missing, or a value does not fit.
@@ -94,9 +94,9 @@ def built(cls: type[Any], path: str, given: Mapping[str, Any], instance: Any = N
 def with_option_path(path: str, cls: type[Any]) -> Iterator[None]:
     """Put the key path at the beginning of a dataclass's error message about one of its options.
 
-    A dataclass knows that its `clients` is 0, but not that it is the `partition` of a
-    configuration. A message such as `inner.lr is 0` may already begin with a name for the nested
-    dataclass, which the key path then replaces.
+    A dataclass can report that its `clients` is 0, but not that it is the `partition` of a
+    configuration. If the message already begins with a name for the nested dataclass, such as
+    `inner` in `inner.lr is 0`, the key path replaces that name.
     """
     try:
         yield
@@ -149,9 +149,9 @@ def _value_adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _accepting(hint: Any) -> Any:
-    """Return a type that accepts what pydantic's strict mode refuses, or limits what it accepts.
+    """Return a type that is laxer or stricter than `hint` in pydantic's strict mode.
 
-    Integers are limited to 64 bits, numbers are accepted for texts, and lists for tuples.
+    Numbers are accepted as texts and lists as tuples; integers are limited to 64 bits.
     """
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -200,7 +200,7 @@ def _refusal(
     `hints` are the types of the options by key path.
     """
     errors = error.errors(include_url=False)
-    # Report a misspelt key first, then the key that is missing because of it. (The location of an
+    # Report a misspelt key before the key that is missing because of it. (The location of an
     # item that is missing from a list ends with a number.)
     missing = [e["type"] == "missing" and isinstance(e["loc"][-1], str) for e in errors]
     i = missing.index(False) if False in missing else 0
@@ -228,7 +228,7 @@ def _refusal(
 
 
 def _at(error: ErrorDetails, path: str, given: Any, hints: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the key path and value of an error, without pydantic's names of union members."""
+    """Return the key path and value of an error, without the union members that pydantic adds."""
     for key in error["loc"]:
         if path in hints or not isinstance(given, Mapping):
             break

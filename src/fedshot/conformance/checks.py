@@ -1,6 +1,6 @@
 """The conformance checks of a method; each inspects a few short runs on a small dataset.
 
-They compare results bit by bit and never look at accuracy: unit tests check that a method learns.
+The checks compare results bit by bit and ignore accuracy: unit tests check that a method learns.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ VECTORISED = FleetCase("vectorised", lambda setup: Vectorised(setup.host, 3, 2),
 
 
 class Runs:
-    """Runs of one method on one fleet, made when a check first uses them.
+    """Runs of one method on one fleet; each shared run is made when a check first uses it.
 
     Args:
         method: the method.
@@ -74,25 +74,25 @@ class Runs:
 
     @cached_property
     def quiet(self) -> Federation:
-        """A run of two rounds with the cohort `COHORT` and no faults, only to be read."""
+        """A run of two rounds with the cohort `COHORT`, shared by checks that only read it."""
         return self.begin().train(2, choose=COHORT)
 
     @cached_property
     def tested(self) -> Federation:
-        """A run of two rounds and a test, only to be read."""
+        """A run of two rounds and a test, shared by checks that only read it."""
         run = self.begin().train(2)
         run.predict()
         return run
 
     @cached_property
     def without(self) -> Federation:
-        """A run of one round without the client `VICTIM`, only to be read."""
+        """A run of one round without the client `VICTIM`, shared by checks that only read it."""
         return self.begin().train(1, choose=OTHERS)
 
 
 Function: TypeAlias = Callable[[Runs], None]
 CHECKS: list[tuple[str, Function]] = []
-"""The checks, each with the name that `fedshot check` prints: the sentence in its docstring."""
+"""(name, check) of all checks; the name, from the docstring, is printed by `fedshot check`."""
 
 
 def _listed(function: Function) -> Function:
@@ -407,7 +407,7 @@ def distinctive_leaves(private: Tree) -> dict[str, bytes]:
 
 
 def leaks(hidden: dict[str, bytes], sent: Iterable[Tensor]) -> list[str]:
-    """Return the names of leaves that occur in the sent tensors, in whole or within one."""
+    """Return the names of the leaves whose bytes occur in one of the sent tensors."""
     sent_bytes = [_raw(leaf) for leaf in sent]
     return [name for name, leaf in hidden.items() if any(leaf in data for data in sent_bytes)]
 
@@ -484,7 +484,7 @@ def rewound_runs_equal_uninterrupted_ones(runs: Runs) -> None:
     run = runs.begin().train(1)
     server, digest, first = run.server, run.sealed, run.privates()
     run.train(1)
-    run.train_unsealed()  # as if the process ended before round 3 is sealed
+    run.train_unsealed()  # as if the process ended before round 3 is committed
     changed = run.privates() != first or not tree.leaves(run.private(0))
     require(changed, "private states do not change in a round")
     run.fleet.rewind(1, digest)
@@ -523,7 +523,7 @@ def faulty_replies_have_no_effect(runs: Runs) -> None:
 
 
 def refused_clients_keep_their_old_state(runs: Runs, trouble: Trouble) -> None:
-    """A client whose reply fails in a round's last exchange keeps its state from before it."""
+    """A client whose reply is rejected in a round's last exchange keeps its previous state."""
     last = runs.quiet.executions[-1].exchange.version
     run = runs.begin(around=with_trouble(trouble, when=lambda exchange: exchange.version == last))
     run.train(2, choose=COHORT)
@@ -537,7 +537,7 @@ def refused_clients_keep_their_old_state(runs: Runs, trouble: Trouble) -> None:
 
 @_listed
 def a_refused_client_keeps_its_old_state(runs: Runs) -> None:
-    """A client that is refused keeps its previous state."""
+    """A client whose reply is rejected keeps its previous state."""
     for trouble in ("drop", "nan", "negative_weight"):
         refused_clients_keep_their_old_state(runs, trouble)
 

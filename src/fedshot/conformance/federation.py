@@ -43,7 +43,7 @@ class FleetCase:
     exact: bool = True
     rtol: float = 0.0
     atol: float = 0.0
-    slow: bool = False  # slow to check, and finds little that other fleets do not
+    slow: bool = False  # slow to check, and rarely finds an error that other fleets do not
     quick: bool = False  # also checked in the quick test suite
 
 
@@ -129,7 +129,7 @@ class Shuffled(Wrapper):
 def with_trouble(
     trouble: Trouble, client: int = VICTIM, when: Callable[[Exchange], bool] = lambda _: True
 ) -> Callable[[Fleet], Fleet]:
-    """Return a fleet wrapper that disturbs a client's replies in exchanges where `when` is true."""
+    """Return a wrapper that disturbs a client's replies in the exchanges selected by `when`."""
 
     def plan(exchange: Exchange, c: int) -> Trouble | None:
         return trouble if c == client and when(exchange) else None
@@ -191,14 +191,14 @@ class Federation:
         require(bool(self.executions), "no client is asked for anything in two rounds")
 
     def train(self, rounds: int = 1, choose: Sequence[int] | None = None) -> Federation:
-        """Train more rounds; seal each (make its states permanent), as a checkpoint does."""
+        """Train more rounds; commit the private states after each, as for a checkpoint."""
         for _ in range(rounds):
             self.train_unsealed(choose)
             self.sealed = self.fleet.seal(self.round, range(self.round))
         return self
 
     def train_unsealed(self, choose: Sequence[int] | None = None) -> None:
-        """Train a round without sealing it."""
+        """Train a round without committing its private states."""
         self.round += 1
         clients = FixedCohort(
             self.fleet, range(CLIENTS), cohort=len(COHORT), round=self.round, choose=choose
@@ -232,7 +232,7 @@ class Federation:
         return self.setup.host.private(client, LATE)
 
     def banked(self, client: int) -> Tree:
-        """Return the tree that the server keeps of the client in its bank."""
+        """Return the tree that the server's bank stores for the client."""
         held = self.fleet.bank.load(client, LATE) or {}
         return {name.replace("/", "."): leaf for name, leaf in held.items()}
 

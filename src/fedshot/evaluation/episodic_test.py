@@ -3,8 +3,8 @@
 The episodes are drawn once from (dataset, classes, shape, seed) and identified by a hash. A method
 gets `EvalEpisode`s without the labels of the queries; `score` compares its predictions to them.
 
-Where clients are tested on their own classes, each episode belongs to one client: its support is
-the client's training data, its queries are examples that the partition held out.
+Where clients are tested on their own classes, each episode belongs to one client: the support is
+the client's training data, the queries are examples that the partition held out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fedshot.learners.feature_cache import EpisodeIndex
 from fedshot.learners.learner import EvalEpisode, Held, LazyEpisodes
 from fedshot.protocol.method import Prediction
 
-_MIN_CLIENTS = 4  # with fewer clients, none counts as far below the others
+_MIN_CLIENTS = 4  # with fewer clients, `far_below` finds none
 _MAX_CONFUSED = 30  # most classes of a confusion matrix
 
 
@@ -59,9 +59,9 @@ class TestOptions:
             have the same test.
         group: split of an episode among a group of clients that learn it together.
         pool: where test episodes come from. "shared": every episode is drawn from all novel
-            examples. "clients": the partition deals the novel examples to clients, as it does the
-            training data, and the K clients that take part provide the episodes in turn. Two seeds
-            then have the same test only if they leave out the same clients.
+            examples. "clients": the partition assigns the novel examples to clients, as it does the
+            training data; the clients that take part provide the episodes in turn, each from its
+            own examples. Two seeds then have the same test only if they leave out the same clients.
         first_client_only: if clients predict, use only the first client, as in some published code;
             such a result is no fair estimate, and is marked NOT HONEST wherever it is shown. No
             effect if the server predicts.
@@ -146,7 +146,7 @@ class EvalEpisodes(LazyEpisodes):
 
     @cached_property
     def _places(self) -> tuple[Ints, Ints]:
-        """Rows of the dataset that episodes use, without repeats; index among them by row."""
+        """(distinct rows of the dataset in all episodes; row -> index among these rows, or -1)."""
         rows = np.unique(np.concatenate([*self._tasks.support, *self._tasks.query]))
         places = np.full(int(rows[-1]) + 1, -1, dtype=np.int64)
         places[rows] = np.arange(len(rows))
@@ -172,7 +172,7 @@ class EvalEpisodes(LazyEpisodes):
 
 
 def _labels(dataset: Dataset, rows: Ints, classes: Ints) -> Tensor:
-    """Return the labels of rows as positions in `classes`, int64."""
+    """Return the label of each row as an index into `classes`, int64."""
     return torch.from_numpy((dataset.y[rows][:, None] == classes).argmax(axis=1))
 
 
@@ -205,7 +205,7 @@ class EpisodicTest:
         rows: Ints | None = None,
         group: GroupSampler = GroupSampler(),
     ) -> EpisodicTest:
-        """Draw a test from classes, or only from `rows` of them.
+        """Draw a test from classes, or only from the rows `rows` of these classes.
 
         If `group` has clients, each episode is split among them. Raises DataError if the classes
         cannot fill an episode.
@@ -256,23 +256,23 @@ class EpisodicTest:
 
 @dataclass(frozen=True)
 class Score:
-    """The result of a test. An episode is "predicted" unless the client that had it was lost."""
+    """The result of a test. An episode is not predicted if its client's reply was lost."""
 
     accuracy: float  # mean over the predicted episodes, in [0, 1]
     interval: float  # half-width of the 95 % interval over episodes; 0 if all are equal
     episodes: int  # number of predicted episodes
     unanswered: int  # number of episodes that were not predicted
-    diverged: int  # number of predictions with logits not finite; such queries count as wrong
+    diverged: int  # number of predictions with infinite or NaN logits, which count as wrong
     tasks: str  # hash of the episodes
     transductive: bool  # whether predictions may depend on other queries
     # Client id -> mean accuracy over the episodes that it predicted or owns; empty if the server
     # predicted episodes that belong to no client.
     clients: dict[int, float]
-    worst_tenth: float | None  # mean over the tenth of the clients with the lowest accuracy
+    worst_tenth: float | None  # mean over the lowest tenth of the clients
     per_episode: tuple[float, ...]  # accuracies of the predicted episodes, in order
     # Class name -> predicted name -> number of queries; empty for more than 30 classes.
     confusion: dict[str, dict[str, int]] = field(default_factory=dict)
-    spread: float | None = None  # standard deviation over clients, if there are two
+    spread: float | None = None  # standard deviation over clients; None for fewer than 2
     missing: tuple[int, ...] = ()  # numbers of the episodes that were not predicted
 
     def to_json(self) -> dict[str, Any]:
@@ -288,7 +288,7 @@ class Score:
 
 
 HalfWidth: TypeAlias = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
-"""Half-width of an interval of accuracies in [0, 1]; for two episodes with 0 and 1 it is 6.4."""
+"""Half-width of an interval of accuracies in [0, 1]; it may exceed 1: 6.4 for episodes 0 and 1."""
 
 
 class ScoreFields(TypedDict):
@@ -330,7 +330,7 @@ ScoreJson: TypeAlias = Annotated[ScoreFields, AfterValidator(checked_episodes)]
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """The validation accuracies of a round, which decide whether it is chosen."""
+    """The validation accuracies of a round, which decide whether the round is chosen."""
 
     per_episode: tuple[float, ...]  # accuracy of each predicted episode, in order
     missing: tuple[int, ...] = ()  # numbers of the episodes that were not predicted
@@ -353,8 +353,9 @@ class ValidationResult:
     def beats(self, best: ValidationResult | None) -> bool:
         """Whether this round is better than the best so far, on the episodes predicted in both.
 
-        The episodes of a lost client are not predicted, and accuracies on different episodes are
-        not comparable. If fewer than half of this round's are in both, more episodes win.
+        Episodes are missing if a client's reply was lost, and accuracies on different episodes are
+        not comparable. If the best round lacks more than half of this round's episodes, the round
+        with more predicted episodes is better.
         """
         if best is None:
             return True
@@ -392,7 +393,7 @@ def score(
 ) -> Score:
     """Compare predictions to the labels of a test, and return the score.
 
-    An episode that several clients predicted counts once, with their mean accuracy.
+    An episode that several clients predicted counts once, with the mean of their accuracies.
 
     Raises:
         ValueError: logits do not fit the queries, or fewer than two episodes have a prediction.
@@ -452,7 +453,7 @@ def _confusion(pairs: Sequence[Tensor], names: Sequence[str]) -> dict[str, dict[
 
 
 def worst_tenth(accuracies: Sequence[float]) -> float:
-    """Return the mean of the lowest tenth of the accuracies, rounded down to at least one."""
+    """Return the mean of the lowest n // 10 of n accuracies, or the lowest accuracy if n < 10."""
     return statistics.fmean(sorted(accuracies)[: max(1, len(accuracies) // 10)])
 
 

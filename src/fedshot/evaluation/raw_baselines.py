@@ -1,7 +1,7 @@
 """Baselines without an encoder: class means of the raw input, and a linear model of word counts.
 
 They predict the same test episodes as the method, with the support sets as their only training
-data. They are reported with every result: an accuracy far above chance may still be below theirs.
+data. They are reported with every result, since a method far above chance may be worse than these.
 """
 
 from __future__ import annotations

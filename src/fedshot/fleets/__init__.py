@@ -1,1 +1,1 @@
-"""Fleets run the clients' work in sequence, in threads or vectorised; wrappers check replies."""
+"""Fleets run the clients' work one by one, in threads or vectorised; wrappers check replies."""

@@ -2,8 +2,8 @@
 
 Every call is checked for unchanged inputs and for returning a `Reply`; this takes microseconds.
 Only the first call of a function is checked for use of global random generators, since reading
-their states takes longer and other threads may use them. These checks miss in-place writes that
-torch does not count (through `.data` or numpy); `fedshot check` finds them.
+the generators' states takes longer and other threads may use the generators. In-place writes that
+torch does not count (through `.data` or numpy) are missed here; `fedshot check` finds them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class WorkChecks:
     def run(self, work: ClientWork, down: Tree, private: Tree, drawn: Tree) -> Reply:
         """Run the work.
 
-        Raises MethodError if it changes its inputs, returns no `Reply`, or uses a global generator.
+        Raises MethodError if the work changes its inputs, returns no `Reply`, or uses a global
+        generator.
         """
         name = f"{_owner(work)}.{work.name}"
         given = {"down": down, "private": private, "drawn": drawn}
@@ -113,7 +114,7 @@ def checked_round(
 ) -> tuple[Tree, dict[str, float]]:
     """Run a round of a method; return the server's new state and the metrics.
 
-    Raises MethodError if the method returns anything else, such as the state without metrics.
+    Raises MethodError if the method does not return both.
     """
     found: Any = method.round(server, clients, key)
     if type(found) is tuple and len(found) == 2 and isinstance(found[1], Mapping):

@@ -1,4 +1,4 @@
-"""The guard: a fleet wrapper that refuses invalid replies, which would corrupt the model.
+"""The guard: a fleet wrapper that rejects invalid replies, which would corrupt the model.
 
 Each reply is checked independently, so the result does not depend on the order of arrival. If a
 client sends two replies, the first counts.
@@ -16,12 +16,12 @@ from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
 from fedshot.protocol.reducers import MAX_WEIGHT, is_plain
 
-_LONGEST = 500  # most characters of a reason, which may quote a client's data
+_LONGEST = 500  # maximum length of a reason, which may quote a client's data
 _METRIC = 2.0**128  # above any float32, yet no weighted mean of such metrics overflows
 
 
 class Guard(Wrapper):
-    """A fleet that passes on valid replies and turns the others into faults."""
+    """A fleet that passes on valid replies and turns invalid or missing replies into faults."""
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield exactly one arrival for each client of the exchange."""
@@ -38,7 +38,7 @@ class Guard(Wrapper):
 
 
 def fault(exchange: Exchange, client: int, reply: Reply) -> str | None:
-    """Return why a reply cannot be used; None if it can."""
+    """Return why a reply is invalid; None for a valid reply."""
     weight = reply.weight.item() if _is_scalar(reply.weight) else reply.weight
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         return f"the weight is {reply.weight!r}, expected one number"

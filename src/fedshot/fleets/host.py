@@ -42,7 +42,7 @@ class Host:
         partition: which examples each client has.
         store: the clients' private states.
         key: root of the keys for initial private states.
-        device: where the work runs; states and replies are on the CPU before and after it.
+        device: device of the work; stored states and the returned replies are on the CPU.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class Host:
     def serve(self, exchange: Exchange, client: int) -> Arrival:
         """Run the work of one client, store its new private state, and return its reply.
 
-        `settle` deletes the new state if the server does not accept the reply. If the new state is
-        not finite, the reply is refused and the client keeps its previous state.
+        If the server does not accept the reply, `settle` deletes the new state. If the new state is
+        not finite, the reply is rejected at once, and the client keeps its previous state.
         """
         call = self.prepare(exchange, client)
         return self.finish(exchange, call, self.checks.run(exchange.work, *call[1:]))
@@ -95,7 +95,7 @@ class Host:
         return ClientCall(client, *parts)
 
     def finish(self, exchange: Exchange, call: ClientCall, reply: Reply) -> Arrival:
-        """Store the client's private state; return the rest of the reply."""
+        """Store the client's new private state; return the reply without it."""
         shutdown.check()  # once a stop is requested, another process may own the folder
         client, private = call.client, call.private
         if self.device.type != "cpu":
@@ -118,7 +118,7 @@ class Host:
         return Arrival(client, reply._replace(up=tree.detach(dict(reply.up)), private={}))
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
-        """Drop the new private states of the clients whose replies were not accepted."""
+        """Delete the new private states of the clients whose replies were not accepted."""
         for client in exchange.to:
             if client not in accepted:
                 self.store.drop(client, exchange.version)

@@ -1,8 +1,8 @@
 """A wrapper that measures, and can bound, the influence of each client on an average.
 
 The guard checks replies one by one, so a client may send an update a thousand times as large as
-those of the others. This wrapper compares the norm of each part of an upload that `Mean` averages
-with the median over the cohort. The result does not depend on the order of arrival.
+other clients' updates. This wrapper compares the norm of each part of an upload that `Mean`
+averages with the median over the cohort. The result does not depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Influence(Wrapper):
             reply. "clip" and "refuse" keep all replies of a cohort in memory.
         multiple: the bound, as a multiple of the cohort's median norm. With fewer than three
             replies there is no bound.
-        record: called once for each training exchange with every client's weight, norms, and share
-            in the sum of weight times norm.
+        record: called once per training exchange with each client's weight, its norms, and its
+            share of the cohort's total weight times norm.
         tell: called with a message for each part above the bound.
 
     Raises ConfigError as `check_norms` does.
@@ -75,7 +75,7 @@ class Influence(Wrapper):
         for arrival in self.fleet.replies(exchange):
             client, reply, _ = arrival
             if reply is None or client in norms or fault(exchange, client, reply):
-                yield arrival  # the guard handles it
+                yield arrival  # the guard handles such replies
                 continue
             norms[client] = {name: _norm(reply.up[name]) for name in means}
             weights[client] = float(reply.weight)
@@ -95,7 +95,7 @@ class Influence(Wrapper):
     def _bounds(
         self, norms: Mapping[int, Mapping[str, float]], parts: list[str]
     ) -> dict[str, float]:
-        """Return the bound on the norm of each part; a part without a bound is left out."""
+        """Return part -> bound on its norm, without parts whose norm is unbounded."""
         if len(norms) < _FEWEST:
             return {}
         medians = {name: statistics.median(found[name] for found in norms.values())
@@ -148,7 +148,7 @@ class Influence(Wrapper):
 
 
 def _norm(part: Tree) -> float:
-    """Return the Euclidean norm of all leaves together."""
+    """Return the Euclidean norm of all leaves of a part together."""
     return math.hypot(
         *(float(torch.linalg.vector_norm(leaf.detach(), dtype=torch.float64))
           for leaf in tree.leaves(part))

@@ -39,7 +39,7 @@ class Meter(Wrapper):
 
     `bytes` and `messages` are keyed by (phase, work, direction, part), with phase "train" or
     "evaluate" and direction "down" or "up". Messages that get no reply and replies that the
-    guard refuses count as well. Parts that a client was not asked to upload count as "unknown".
+    guard rejects count as well. Parts that a client was not asked to upload count as "unknown".
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -74,7 +74,7 @@ class Meter(Wrapper):
         ]
 
     def load_json(self, rows: list[dict[str, Any]]) -> None:
-        """Replace all counts with those in rows that `to_json` returned."""
+        """Replace all counts with the counts in `rows`, which `to_json` returned."""
         self.bytes.clear()
         self.messages.clear()
         for row in rows:
@@ -93,7 +93,7 @@ class Meter(Wrapper):
 
 
 def _nbytes(content: Tree) -> int:
-    """Return the bytes of a tree; 0 for anything else, which the guard refuses later."""
+    """Return the bytes of a tree; 0 for any other object, which the guard rejects later."""
     try:
         return tree.nbytes(content)
     except TypeError:

@@ -4,8 +4,8 @@ Each client and version has one file: `000017/r000042-00.safetensors` is the sta
 after exchange 0 of round 42. A sampled client reads its newest version. No state stays in memory
 between exchanges, so memory does not grow with the number of clients.
 
-Sealing a round makes its states permanent, just before the server writes its checkpoint: the new
-versions are flushed to disk, and an index stores the version and hash of every client's state. The
+Just before the server writes a round's checkpoint, `seal` commits the round: it flushes the new
+versions to disk, and writes an index with the version and hash of every client's state. The
 checkpoint holds the hash of the index, so a resumed run detects missing, old or damaged states.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from fedshot.core import storage
 from fedshot.core.errors import CheckpointError
 
-Version = tuple[int, int]  # round, and number of the exchange in that round
+Version = tuple[int, int]  # round, and number of the exchange in the round
 _NONE = (-1, -1)
 _FIX = "Restore the folder from a copy, or start a new run."
 _STATE = re.compile(r"r(\d{6,})-(\d{2,})\.safetensors")
@@ -66,7 +66,7 @@ class Index:
 
 
 class PrivateStore:
-    """Versions of private states in a folder, which the first write creates.
+    """Versions of private states in a folder, which is created at the first write.
 
     `holds` is the name of a state in error messages.
     """
@@ -83,8 +83,8 @@ class PrivateStore:
         """Return the leaves of the newest version up to `upto`; None if there is none.
 
         Raises:
-            CheckpointError: the version is missing, damaged, or does not have the sealed hash.
-            KeyError: the round of `upto` is before the last sealed one and was not opened.
+            CheckpointError: the version is missing, damaged, or does not have the committed hash.
+            KeyError: the round of `upto` is before the last committed round and was not opened.
         """
         if upto[0] < 0:  # before training
             return None
@@ -105,7 +105,7 @@ class PrivateStore:
         return flat
 
     def save(self, client: int, version: Version, state: object) -> None:
-        """Write a version of a client's state; `seal` makes it permanent."""
+        """Write a version of a client's state; `seal` commits it."""
         path = self._path(client, version)
         path.parent.mkdir(parents=True, exist_ok=True)
         sha = storage.write(path, state, sync=False)
@@ -118,17 +118,17 @@ class PrivateStore:
             self._path(client, version).unlink()
 
     def void(self, round: int) -> None:
-        """Delete the versions of an unsealed round, which the server has discarded."""
+        """Delete the versions of an uncommitted round, which the server has discarded."""
         for client, version in [key for key in self._pending if key[1][0] == round]:
             self.drop(client, version)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make all versions written so far permanent, as of a round; return the hash of its index.
+        """Commit a round: make all versions written so far permanent; return its index's hash.
 
         Args:
             round: the round that is complete.
-            keep: earlier sealed rounds that stay readable. Versions that neither they nor this
-                round need are deleted.
+            keep: earlier committed rounds that stay readable. Versions that are not needed for
+                these rounds or for `round` are deleted.
         """
         written = sorted(self._pending.items())
         for (client, version), sha in written:
@@ -149,11 +149,11 @@ class PrivateStore:
         return sha
 
     def open(self, round: int, sha: str) -> None:
-        """Make the states of a sealed round readable, without changing anything on the disk.
+        """Make the states of a committed round readable, without changing anything on the disk.
 
         Args:
             round: the round; -1 for the initial state.
-            sha: the hash that `seal` returned for it.
+            sha: the hash that `seal` returned for the round.
 
         Raises CheckpointError if the index of the round is missing or does not have this hash.
         """
@@ -172,7 +172,7 @@ class PrivateStore:
             self._now, self._sealed = index, round
 
     def rewind(self, round: int, sha: str) -> None:
-        """Return to a sealed round: delete later versions and partial files.
+        """Return to a committed round: delete later versions and partial files.
 
         Arguments and errors are those of `open`.
         """
@@ -186,9 +186,9 @@ class PrivateStore:
                     path.unlink()
 
     def recover(self) -> None:
-        """Take over the versions that a killed process wrote after the last sealed round.
+        """Register the versions that a killed process wrote after the last committed round.
 
-        The server then has them sealed or dropped. Partial files are deleted.
+        The server decides later whether to commit or drop them. Partial files are deleted.
         """
         for path in sorted(self.folder.glob("*/*")):
             state = _STATE.fullmatch(path.name)
@@ -204,7 +204,7 @@ class PrivateStore:
             path.unlink()
 
     def sealed_rounds(self) -> list[int]:
-        """Return the sealed rounds that still have an index, in order."""
+        """Return the committed rounds that still have an index, in order."""
         found = (_INDEX.fullmatch(path.name) for path in self.folder.glob("index-*"))
         return sorted(int(name[1]) for name in found if name)
 

@@ -1,4 +1,4 @@
-"""The sequential fleet, the reference with which results of other fleets are compared."""
+"""The sequential fleet: the reference for the results of other fleets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Sequential:
     def bank(self) -> PrivateStore:
         """The trees that the server stores for the clients, versioned like the private states.
 
-        Methods use it if their server keeps a model for every client.
+        Methods whose server keeps a model for every client use the bank.
         """
         with self._opening:
             if self._bank is None:
@@ -44,27 +44,27 @@ class Sequential:
         return [fn(item) for item in items]
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
-        """Keep the new private states of accepted clients, and drop those of the others."""
+        """Keep the new private states of accepted clients, and delete those of other clients."""
         self.host.settle(exchange, accepted)
 
     def void(self, round: int) -> None:
-        """Drop the private states and bank entries of a discarded round."""
+        """Delete the private states and bank entries of a discarded round."""
         self.host.store.void(round)
         self.bank.void(round)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make the private states and the bank of this round permanent; return their hashes."""
+        """Commit the private states and the bank of this round; return their hashes."""
         private, bank = self.host.store.seal(round, keep), self.bank.seal(round, keep)
         return f"{private}/{bank}" if bank else private
 
     def open(self, round: int, sha: str) -> None:
-        """Make the private states and the bank readable as they were when a round was sealed."""
+        """Make the private states and the bank of a committed round readable."""
         private, _, bank = sha.partition("/")
         self.host.store.open(round, private)
         self.bank.open(round, bank)
 
     def rewind(self, round: int, sha: str) -> None:
-        """Go back to the private states and the bank of a sealed round; delete later ones."""
+        """Go back to the private states and the bank of a committed round; delete later ones."""
         private, _, bank = sha.partition("/")
         self.host.store.rewind(round, private)
         self.bank.rewind(round, bank)

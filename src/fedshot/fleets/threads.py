@@ -36,7 +36,7 @@ class Threads(Sequential):
     Args:
         host: the host of the clients.
         workers: number of threads that run clients.
-        intra_op: number of torch threads per worker. Changing it changes results by rounding.
+        intra_op: number of torch threads per worker. Another number changes results by rounding.
     """
 
     def __init__(self, host: Host, workers: int, intra_op: int = 1) -> None:
@@ -46,11 +46,11 @@ class Threads(Sequential):
         self._process = os.getpid()
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the replies as clients finish; at most two clients per worker are in progress."""
+        """Yield the replies as clients finish; at most two per worker are queued or running."""
         yield from self.each(partial(self.host.serve, exchange), exchange.to, len(exchange.to))
 
     def each(self, fn: Callable[[T], R], items: Iterable[T], n: int) -> Iterator[R]:
-        """Yield `fn(item)` of n items as they finish; at most two per worker are in progress."""
+        """Yield `fn(item)` of n items as calls finish, with at most two pending per worker."""
         if self.workers == 1 or n == 1:
             yield from map(fn, items)
             return
@@ -77,7 +77,7 @@ class Threads(Sequential):
             wait(tasks, return_when=FIRST_EXCEPTION)
         finally:
             _stop(tasks)
-        # Tasks start in order, so the task that failed comes before those cancelled because of it.
+        # Tasks start in order, so a failed task comes before the tasks cancelled because of it.
         return [task.result() for task in tasks]
 
     def _workers(self) -> ThreadPoolExecutor:
@@ -93,7 +93,7 @@ class Threads(Sequential):
 
 
 def _stop(tasks: Collection[Future[Any]]) -> None:
-    """Cancel tasks that have not begun, and wait for the others unless the program shuts down."""
+    """Cancel tasks that have not begun; wait for running tasks unless the program shuts down."""
     for task in tasks:
         task.cancel()
     if not shutdown.asked.is_set():

@@ -1,6 +1,6 @@
 """A fleet that drops, delays and corrupts replies by a reproducible plan.
 
-It is for tests, and for trying out how training copes with failures, such as one lost reply in ten.
+It is for tests, and for studying how training copes with failures, such as one lost reply in ten.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _corrupt(reply: Reply, trouble: Trouble) -> Reply:
         return reply._replace(weight=math.nan)
     if trouble == "missing":
         return reply._replace(up=dict(list(reply.up.items())[1:]))
-    # Integers cannot be NaN; they become floats, which the guard refuses for their dtype.
+    # Integers cannot be NaN; they become floats, whose dtype the guard rejects.
     change: dict[str, Callable[[Tensor], Tensor]] = {
         "nan": lambda leaf: torch.full_like(_floating(leaf), math.nan),
         "shape": lambda leaf: leaf.unsqueeze(0),

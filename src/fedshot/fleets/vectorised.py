@@ -31,9 +31,9 @@ class Vectorised(Threads):
 
     Args:
         host: the host of the clients.
-        chunk: most clients in a chunk; chunks have nearly equal sizes. A stack needs memory for as
-            many batches and models as it has clients. A message that is the same for all clients
-            is in memory once.
+        chunk: maximum number of clients in a chunk; chunks have nearly equal sizes. A stack needs
+            memory for one batch and one model per client. A message that is the same for all
+            clients is stored once.
         workers: number of threads that run chunks; use 1 on a GPU.
         intra_op: number of torch threads within each worker.
     """
@@ -44,7 +44,7 @@ class Vectorised(Threads):
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies, chunk by chunk."""
-        if not isinstance(exchange.down, PerClient):  # copied to the device once
+        if not isinstance(exchange.down, PerClient):  # copy to the device once
             exchange = replace(exchange, down=tree.to(exchange.down, self.host.device))
         n, stacks = len(exchange.to), -(-len(exchange.to) // self.chunk)
         cuts = [n * i // stacks for i in range(stacks + 1)]
@@ -53,7 +53,7 @@ class Vectorised(Threads):
             yield from arrivals
 
     def _serve(self, exchange: Exchange, clients: Sequence[int]) -> list[Arrival]:
-        """Run the work of a chunk; clients with inputs of equal shapes are stacked."""
+        """Run the work of a chunk; stack the clients whose inputs have equal shapes."""
         stacks: dict[tuple[Any, ...], list[ClientCall]] = defaultdict(list)
         for client in clients:
             call = self.host.prepare(exchange, client)

@@ -27,21 +27,21 @@ class Wrapper:
         return self.fleet.parallel_map(fn, items)
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
-        """Keep the new private states of accepted clients, and drop those of the others."""
+        """Keep the new private states of accepted clients, and delete those of other clients."""
         self.fleet.settle(exchange, accepted)
 
     def void(self, round: int) -> None:
-        """Drop the private states of a discarded round."""
+        """Delete the private states of a discarded round."""
         self.fleet.void(round)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make the private states of this round permanent; return their hash."""
+        """Commit the private states of this round; return their hash."""
         return self.fleet.seal(round, keep)
 
     def open(self, round: int, sha: str) -> None:
-        """Make the private states readable as they were when a round was sealed."""
+        """Make the private states of a committed round readable."""
         self.fleet.open(round, sha)
 
     def rewind(self, round: int, sha: str) -> None:
-        """Go back to the private states of a sealed round; delete later ones."""
+        """Go back to the private states of a committed round; delete later ones."""
         self.fleet.rewind(round, sha)

@@ -66,7 +66,7 @@ def _experiment(order: dict[str, Any]) -> Experiment:
 
 
 def _train(run: Experiment, _: Any) -> dict[str, Any]:
-    """Train to the last round, test, and return the facts that a table needs."""
+    """Train to the last round, test, and return the values that a table needs."""
     result = run.folder / RESULT
     if run.round < run.config.run.rounds or not result.exists():
         _finish(run)
@@ -101,7 +101,7 @@ def _follow(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
 def _tune(run: Experiment, _: Any) -> dict[str, Any]:
     """Train a trial to the last round, or until it diverges, and return its validation accuracies.
 
-    The novel classes are not used. Raises ConfigError where the settings would use them.
+    Raises ConfigError if the settings would use the novel classes.
     """
     check_honest(run.config.settings["name"], run.config.settings)
     diverged = {}
@@ -118,11 +118,11 @@ _ACTIONS = {"train": _train, "follow": _follow, "tune": _tune}
 
 
 def _summary(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts that a table needs.
+    """Return the values that a table needs.
 
     Args:
         run: the run of the cell.
-        trained: the run that trained its models; `run` itself unless training is shared.
+        trained: the run that trained the cell's models; `run` itself unless training is shared.
         found: the test score and the chosen round.
     """
     prepared, test = run.prepared, run.config.test

@@ -1,6 +1,6 @@
 """A queue of workers that train cells (row and column of a recipe).
 
-As many run at once as cores and memory allow.
+As many workers run at once as cores and memory allow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedshot.core.machine import cores
 from fedshot.methods import user_methods
 
 _END = ("done", "refused", "failed")
-_HEADROOM = 1.25  # free memory needed to start a worker, as a multiple of the peak so far
+_HEADROOM = 1.25  # free memory needed to start a worker, in highest peaks of a worker so far
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Job:
 
     @property
     def methods(self) -> list[str]:
-        """Names of the job's method and of that of its `lead`."""
+        """Names of the methods of the job and of its `lead`."""
         return [str(self.settings["method"]["name"]), *(self.lead.methods if self.lead else [])]
 
     @property
@@ -78,10 +78,10 @@ class Event:
 class Jobs:
     """Run jobs in worker processes and yield their events.
 
-    At most `most` workers run at once; if None, their threads fill the cores. The first worker
-    runs alone until it reports its peak memory. Another worker starts once 1.25 times the highest
-    peak is free. A "follow" job, which evaluates the models of another run, waits while that run
-    is to be trained by another job. Leaving the loop, also by Ctrl-C, ends the workers.
+    At most `most` workers run at once; if None, as many as fill the cores with their threads. The
+    first worker runs alone until it reports its peak memory. Another worker starts once 1.25 times
+    the highest peak is free. A "follow" job, which evaluates the models of another run, waits until
+    any job that trains this run has ended. Leaving the loop, also by Ctrl-C, ends the workers.
     """
 
     def __init__(self, jobs: Sequence[Job], most: int | None = None) -> None:
@@ -133,7 +133,7 @@ class Jobs:
         free = _free_memory()
         if free is None:
             return True
-        # Workers that have not reported their memory yet may also grow to the peak.
+        # Each worker that has not yet reported its memory may also grow to the peak.
         growing = len(self._running.keys() - self._measured)
         return self._peak > 0 and free > _HEADROOM * self._peak * (1 + growing)
 
@@ -146,7 +146,7 @@ class Jobs:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            start_new_session=True,  # Ctrl-C reaches the parent alone, which ends the workers
+            start_new_session=True,  # Ctrl-C reaches only the parent, which ends the workers
             env=os.environ | user_methods.for_children(*job.methods),
         )
         assert process.stdin is not None
@@ -156,7 +156,7 @@ class Jobs:
         threading.Thread(target=self._listen, args=(job, process, errors), daemon=True).start()
 
     def _listen(self, job: Job, process: subprocess.Popen[str], errors: IO[str]) -> None:
-        """Queue the worker's events; the last is always "done", "refused" or "failed"."""
+        """Queue the worker's events; the last event is always "done", "refused" or "failed"."""
         assert process.stdout is not None
         last, log = None, []
         try:

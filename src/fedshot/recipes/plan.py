@@ -36,7 +36,7 @@ class Obstacle:
 
 
 def check_cell(cell: Cell, data_dir: str | None) -> tuple[Obstacle | None, dict[str, Any] | None]:
-    """Return why a cell cannot be trained, or else the facts of its data (`facts_of`).
+    """Return why a cell cannot be trained, or else what `facts_of` says about its data.
 
     Loads and partitions the data as a training with seed 0 does, which takes as long.
     """
@@ -67,7 +67,7 @@ def _refusal(cell: Cell, error: ConfigError) -> str:
 
 
 def facts_of(prepared: PreparedRun) -> dict[str, Any]:
-    """Return the facts that show whether cells are comparable and their data complete."""
+    """Return what shows whether cells are comparable and their data complete."""
     partition = hashlib.sha256()
     for rows in prepared.client_split.train:
         partition.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
@@ -92,8 +92,8 @@ def marks(
 
     Args:
         cell: the cell.
-        result: its finished seeds, if any.
-        facts: facts of its data, used only without a `result`.
+        result: the cell's finished seeds, if any.
+        facts: what `facts_of` returned for the cell; used only without a `result`.
     """
     found = [*not_honest(cell.settings()), *cell.recipe.departs, *cell.row.departs]
     found += budget_marks(cell)

@@ -1,7 +1,7 @@
-"""Plots of models with two features: novel examples and the classifier's decision regions.
+"""Plots of models with two-dimensional features: novel examples and decision regions.
 
 The classifier is the model of the chosen round, adapted to the support of the test episode with
-the median accuracy. The accuracies and confusion matrices beside it are of the whole test.
+the median accuracy. The accuracies and confusion matrices beside each plot are of the whole test.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from fedshot.recipes.recipe import Recipe
     from fedshot.recipes.runner import State
 
-_KEPT, _DRAWN = 200, 120  # examples of a class in the result, and in the figure
+_KEPT, _DRAWN = 200, 120  # number of examples per class in the result, and in the figure
 _DIGITS = 4  # decimals of a coordinate
 _WIDTH, _HEIGHT = 6.6, 3.1  # inches of a row of the figure
 
 
 def plane(run: Experiment, accuracies: Sequence[float]) -> dict[str, Any]:
-    """Return {"plane": ...}, the data of a plot, for a run with two features; else `{}`.
+    """Return {"plane": ...}, the data of a plot, for a model with two features; else `{}`.
 
-    The run's server must adapt a model with a linear head. `accuracies` are those of the test
-    episodes.
+    The server's model must also adapt by MAML and have a linear head. `accuracies` are the
+    accuracies of the test episodes.
     """
     method, found = run.method, run.method.server_model(run.server)
     if found is None or not isinstance(learner := found.learner, Maml):
@@ -70,14 +70,14 @@ def _rounded(values: torch.Tensor) -> list[Any]:
 
 
 def planar(states: Sequence[State]) -> list[State]:
-    """Return the states whose result has the data of a plot."""
+    """Return the states whose result has the data for a plot."""
     return [state for state in states if state.result and "plane" in state.result.first]
 
 
 def planes(recipe: Recipe, states: Sequence[State]) -> str:
     """Return the figure as SVG: the plot of each cell's first seed, and its confusion matrix.
 
-    Returns "" if no cell has the data of a plot.
+    Returns "" if no cell has the data for a plot.
     """
     from fedshot.reports.figure_export import drawing
 
@@ -130,7 +130,7 @@ def _regions(axes: Axes, plane: dict[str, Any]) -> None:
 
 
 def _confusion(axes: Axes, seeds: Sequence[dict[str, dict[str, int]]]) -> None:
-    """Draw the confusion matrix summed over seeds, each row in percent of its class."""
+    """Draw the confusion matrix summed over seeds, in percent of each row (class)."""
     from fedshot.reports.figure_export import INK
 
     names = sorted({name for one in seeds for name in one})

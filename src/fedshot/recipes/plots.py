@@ -28,14 +28,14 @@ from fedshot.recipes.results import Results, validation_curve
 from fedshot.recipes.runner import State, current
 from fedshot.reports.figure_export import DASHES, INK, PALETTE, drawing
 
-_SIZE, _SWEEP_WIDTH = (5.6, 3.6), 3.4  # inches of a curve; width of a panel of a sweep
-_PANEL, _COLUMNS = (3.6, 2.8), 2  # inches of a panel of learning curves; panels in a row
-_LEGEND, _LETTER, _KEY = 0.22, 0.08, 0.6  # inches: legend line, letter, sample of a curve
-_WIDE = 100  # ratio of the largest to the smallest positive value from which an axis is logarithmic
+_SIZE, _SWEEP_WIDTH = (5.6, 3.6), 3.4  # inches of a curve's figure; width of a panel of a sweep
+_PANEL, _COLUMNS = (3.6, 2.8), 2  # inches of a panel of learning curves; panels side by side
+_LEGEND, _LETTER, _KEY = 0.22, 0.08, 0.6  # inches of a legend's line, letter, curve
+_WIDE = 100  # an axis is logarithmic if its positive values span this ratio
 
 
 def write(folder: Path, recipe: Recipe, variant: str) -> list[Path]:
-    """Write the figures of all finished cells and return the paths of those that changed."""
+    """Write the figures of all finished cells and return the paths of the changed figures."""
     results = Results(folder).readable(recipe.name, variant)
     states, _ = current(recipe.name, variant, results, recipe)
     written = []
@@ -54,7 +54,7 @@ _Points: TypeAlias = Sequence[tuple[float, State]]
 
 
 def curve(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return the figure of a curve: a line with 95 % intervals for each row that has results.
+    """Return the figure of a recipe of kind "curve": a line with 95 % intervals for each row.
 
     Hollow diamonds are the published numbers. A cross marks a result that is no fair estimate; the
     legend states the reason.
@@ -76,7 +76,7 @@ def curve(recipe: Recipe, states: Sequence[State]) -> str:
 
 
 def sweep(recipe: Recipe, states: Sequence[State], title: str = "") -> str:
-    """Return the figure of a sweep: one panel per axis, with one line per column."""
+    """Return the figure of a recipe of kind "sweep": a panel per axis, with a line per column."""
     panels = list(dict.fromkeys(name for row in recipe.rows.values() for name in row.at))
 
     def draw(figure: Figure) -> None:
@@ -103,7 +103,7 @@ def sweep(recipe: Recipe, states: Sequence[State], title: str = "") -> str:
 
 
 def along(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return a table's second figure: a sweep of the rows with `at`, or "" if there are none."""
+    """Return a table's second figure: a sweep of the rows that lie on an axis (`at`), or ""."""
     held = swept(states)
     axes = ", ".join(dict.fromkeys(name for state in held for name in state.cell.row.at))
     title = recipe.title_of(state.cell for state in held)
@@ -111,14 +111,14 @@ def along(recipe: Recipe, states: Sequence[State]) -> str:
 
 
 def swept(states: Sequence[State]) -> list[State]:
-    """Return the finished cells with a value on an axis that has at least two finished values."""
+    """Return the finished cells on those axes where cells of at least two values are finished."""
     held = [state for state in states if state.result and state.cell.row.at]
     names = [name for name, _ in {point for s in held for point in s.cell.row.at.items()}]
     return [s for s in held if any(names.count(name) > 1 for name in s.cell.row.at)]
 
 
 def _draw_lines(axes: Axes, lines: Iterable[tuple[str, _Points]], values: Sequence[float]) -> None:
-    """Draw lines with their published numbers on an axis with these values; mark unfair results."""
+    """Draw lines and published numbers over `values`; mark results that are no fair estimate."""
     for i, (label, points) in enumerate(lines):
         held = [(x, state.result.score) for x, state in points if state.result]
         if held:
@@ -192,14 +192,14 @@ def _x(column: Column) -> float:
     return column.x
 
 
-# Learning curves: accuracy on validation classes against the bytes or the rounds so far.
+# Learning curves: accuracy on validation classes against bytes or rounds.
 
 
 def shown(states: Sequence[State]) -> list[State]:
-    """Return the cells to draw as learning curves, of columns with at least two such cells.
+    """Return the cells to draw as learning curves.
 
-    Cells that validate on test classes are left out, and of the rows along an axis all but the
-    first.
+    Cells that validate on test classes are left out. Of the rows that lie on an axis, only the
+    first is kept. A column is drawn only if at least two of its cells remain.
     """
     held = [s for s in states if s.result and not not_honest(s.result.settings)]
     held = [s for s in held if _is_validated(s) and _is_first(s)]
@@ -210,8 +210,8 @@ def shown(states: Sequence[State]) -> list[State]:
 def learning(recipe: Recipe, states: Sequence[State], by: str = "megabytes") -> str:
     """Return the learning curves, one panel per column, one line per row; "" if there are none.
 
-    Lines are means over seeds; a dot is the chosen round of a seed. A method that exchanges
-    nothing is a dotted line at the accuracy of its chosen round. `by` is the x axis, a key of
+    Lines are means over seeds; a dot marks the chosen round of a seed. A method that exchanges no
+    messages is a dotted line at the accuracy of its chosen round. `by` is the x axis, a key of
     `AGAINST`.
     """
     held = shown(states) if by in recipe.against else []
@@ -245,7 +245,7 @@ def learning(recipe: Recipe, states: Sequence[State], by: str = "megabytes") -> 
 def _panel(
     axes: Axes, rows: Sequence[str], states: Sequence[State], by: str, lines: dict[int, Any]
 ) -> None:
-    """Draw the learning curves of a column; add the line of each row to `lines`, for the legend."""
+    """Draw the learning curves of a column; put each row's line in `lines` for the legend."""
     x_of, label = _AXES[by]
     ends: list[tuple[float, float]] = []  # smallest positive and last x of each line
     for state in states:
@@ -286,7 +286,7 @@ def _is_validated(state: State) -> bool:
 
 
 def _is_first(state: State) -> bool:
-    """Whether a cell's row is the recipe's first row on an axis, or lies on no axis."""
+    """Whether a cell's row lies on no axis, or is the recipe's first row on an axis."""
     row, every = state.cell.row, list(state.cell.recipe.rows.values())
     first = {name: one for one in reversed(every) for name in one.at}
     return not row.at or any(first[name] is row for name in row.at)
@@ -301,14 +301,14 @@ def _label(state: State) -> str:
 
 
 def _traffic(seed: Mapping[str, Any], round: int) -> float:
-    """Return the megabytes up to a validated round, in older results a share of the total."""
+    """Return the megabytes up to a validated round; older results store only the total."""
     if "traffic" in seed:
         return float(dict(zip(validation_curve(seed), seed["traffic"], strict=True))[round]) / 1e6
     return float(seed["bytes_down"] + seed["bytes_up"]) / 1e6 * round / float(seed["rounds"])
 
 
 def _communication_rounds(seed: Mapping[str, Any], round: int) -> float:
-    """Return the communication rounds up to a round; in older results each round counts as one."""
+    """Return the communication rounds up to a round; in older results, one per round."""
     return float(seed.get("exchanges", 1)) * round
 
 

@@ -31,7 +31,7 @@ class _MachineNote(TypedDict):
 
 
 class TrainedPart(TypedDict):
-    """One stretch of a run's training: its code and machine, from `after_round` on."""
+    """The code and the machine that trained a run from after `after_round` on."""
 
     after_round: int
     commit: str
@@ -52,8 +52,8 @@ def code(method: str = "") -> str:
 def versions(parts: Iterable[Mapping[str, Any]]) -> set[str]:
     """Return the versions of the code recorded in parts of run histories.
 
-    An older part has a commit but no `code`. Its version is the `code` of another part with the
-    same commit, or else the commit.
+    A part that an older version wrote has a commit but no `code`. Its version is the `code` of
+    another part with the same commit, or else the commit.
     """
     parts = list(parts)
     codes = {part["commit"]: part["code"] for part in parts if "code" in part}
@@ -67,12 +67,12 @@ def _with_file(method: str, name: str) -> str:
 
 @cache
 def _commit() -> str:
-    """Return the commit, with "+" for uncommitted changes; without a repository, the version."""
+    """Return the commit, followed by "+" if there are uncommitted changes; else the version."""
     commit = _git("rev-parse", "HEAD") if (_ROOT / ".git").exists() else None
     if commit is None:
         return f"version {__version__}"
     changed = _git("status", "--porcelain", "--", "src")
-    return commit[:12] + ("" if changed == "" else "+")  # None counts as changed
+    return commit[:12] + ("" if changed == "" else "+")  # None counts as a change
 
 
 @cache
@@ -107,7 +107,7 @@ def _kind(found: Mapping[str, Any]) -> str:
 
 
 def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]:
-    """Record in a run's folder that `here` trains it from after `round`; return the history."""
+    """Record that code and machine `here` train a run from after `round`; return the history."""
     path = folder / _FILE
     unknown = {"commit": "unknown", "machine": here["machine"]}
     try:
@@ -124,7 +124,7 @@ def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
-    """Return the history of the run in a folder: its parts, in order of training."""
+    """Return the history of the run in a folder: the parts of its training, in order."""
     found: list[dict[str, Any]] = records.read(folder / _FILE, list[TrainedPart])
     return found
 

@@ -1,7 +1,7 @@
 """Build a `Recipe` from the content of its file.
 
-Recipes are refused if they are invalid or compare methods on unequal terms. Rows that a user adds
-to a recipe follow the same rules.
+A recipe raises an error if it is invalid or compares methods on unequal terms. Rows that a user
+adds to a recipe follow the same rules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RESERVED = {"column": re.compile("tune", re.IGNORECASE), "budget": re.compile("
 
 
 class _Part(NamedTuple):
-    """What the value of a key must be: its types, a text for messages, the types of its items."""
+    """What a key's value must be: allowed types, their description, allowed types of items."""
 
     kinds: tuple[type, ...]
     words: str
@@ -87,7 +87,7 @@ def read(name: str, tree: Any) -> Recipe:
 
 
 def joined(recipe: Recipe, tree: Any, origin: str) -> Recipe:
-    """Return the recipe with the rows in `tree` added, the content of the file `origin`.
+    """Return the recipe with added rows: `tree`, the content of the file `origin`.
 
     Raises ConfigError for invalid rows.
     """
@@ -107,7 +107,7 @@ def joined(recipe: Recipe, tree: Any, origin: str) -> Recipe:
 
 
 def _checked(what: str, tree: Any, parts: Mapping[str, _Part]) -> dict[str, Any]:
-    """Return a tree without nulls, and tuples for lists.
+    """Return a tree without nulls, and with tuples in place of lists.
 
     Raises ConfigError for invalid keys or values.
     """
@@ -190,7 +190,7 @@ def _check_layer(what: str, settings: Mapping[str, Any]) -> None:
 
 
 def _check_places(what: str, places: Iterable[str], *, searched: bool = True) -> None:
-    """Raise ConfigError for options that a row may not set or, if `searched`, tune."""
+    """Raise ConfigError for options that a row may not set or, if `searched`, may not tune."""
     for place in places:
         if not any(f"{place}.".startswith(f"{may}.") for may in ROW_MAY_SET):
             raise ConfigError(
@@ -214,7 +214,7 @@ def _check_spaces(what: str, parts: Mapping[str, Any]) -> None:
 
 
 def _check_kind(recipe: Recipe, parts: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a key that only another kind of recipe uses."""
+    """Raise ConfigError for a key that only other kinds of recipes use."""
     for part, kind, given in (
         ("against", "table", "against" in parts),
         ("axis", "curve", "axis" in parts),

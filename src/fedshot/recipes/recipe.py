@@ -3,8 +3,8 @@
 A recipe is a YAML file. The settings of a cell merge those of the recipe, the column, the budget,
 the row, and the budget's settings for the row, in this order. Only a row names a method, and it may
 set only options of that method. All methods of a column therefore get the same data, clients, test
-episodes and communication rounds. A row may stop early, where its method overfits; its cells are
-marked.
+episodes and communication rounds. A row whose method overfits may stop early; tables mark its
+cells.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fedshot.config.settings import Settings
 from fedshot.core.errors import ConfigError, nearest
 
 ROW_MAY_SET = ("method", "model.head", "model.norm_policy", "episode.labels")
-"""The settings that a row may change: those that belong to its method."""
+"""The settings that a row may change, because they belong to its method."""
 Kind = Literal["table", "curve", "sweep", "plane", "picture"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_DATASET = ("name", "variant", "path", "config", "part")  # options of `data` that choose it
+_DATASET = ("name", "variant", "path", "config", "part")  # options that select the dataset
 AGAINST = {"megabytes": "", "rounds": "-rounds"}
-"""The x axes of a table's validation curves, and the suffix of each figure's name."""
+"""x axis of a table's learning curves -> suffix of the figure's file name."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Row:
     label: str  # the method's name in the paper
     settings: Settings  # the method and its options
     published: tuple[float | None, ...]  # accuracy in percent, by column; None if not given
-    spread: tuple[float | None, ...]  # the paper's +- in percentage points, by column
+    spread: tuple[float | None, ...]  # the paper's +- in percentage points, by column; or None
     exchanges: int = 1  # communication rounds in one round of the method
     stops_after: int | None = None  # communication rounds, if fewer than the budget's
-    tune: Mapping[str, Any] = field(default_factory=dict)  # search space besides the recipe's
-    departs: tuple[str, ...] = ()  # how its cells differ from the paper in every budget
-    trained_as: str | None = None  # key of the row whose training it shares; tests differ
-    trained_in: Mapping[str, str] = field(default_factory=dict)  # column -> column that trains
+    tune: Mapping[str, Any] = field(default_factory=dict)  # search space, plus the recipe's
+    departs: tuple[str, ...] = ()  # how the row's cells differ from the paper in every budget
+    trained_as: str | None = None  # key of the row whose training this row shares; tests differ
+    trained_in: Mapping[str, str] = field(default_factory=dict)  # column -> its training column
     at: Mapping[str, float] = field(default_factory=dict)  # axis (a panel of a sweep) -> x value
-    own: bool = False  # added by the user
+    own: bool = False  # whether the user added it
 
     @property
     def method(self) -> str:
@@ -65,14 +65,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Budget:
-    """The communication rounds that every method gets, and settings that go with them."""
+    """The number of communication rounds of every method, and settings that depend on it."""
 
     name: str
     exchanges: int  # communication rounds
     settings: Settings = field(default_factory=dict)  # settings of all cells
-    # Row -> settings, such as the start of a second phase; also for rows `trained_as` that row.
+    # Row -> settings, such as the start of a second phase; also for rows `trained_as` the row.
     rows: Mapping[str, Settings] = field(default_factory=dict)
-    trials_as: str | None = None  # the budget, usually shorter, in which to tune
+    trials_as: str | None = None  # the budget, usually shorter, of the tuning trials
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Recipe:
 
     Kinds: a "table" may also draw learning curves. In a "curve", the columns are values on an
     axis; in a "sweep", the rows are values on one or more axes. A "plane" is a table of models with
-    two features, whose examples are also drawn. A "picture" trains nothing.
+    two-dimensional features; examples are plotted as points. A "picture" trains nothing.
     """
 
     name: str
@@ -92,8 +92,8 @@ class Recipe:
     budgets: Mapping[str, Budget]
     source: str = "no paper"  # the paper and the number of its table or figure
     kind: Kind = "table"
-    measure: str = "nothing"  # what the published numbers are
-    # Topic -> what the paper does not say, what was chosen, and why.
+    measure: str = "nothing"  # what the published numbers measure
+    # Topic -> what the paper leaves open, what was chosen, and why.
     open: Mapping[str, str] = field(default_factory=dict)
     tune: Mapping[str, Any] = field(default_factory=dict)  # search space of all rows, by key path
     axis: str = ""  # label of a curve's x axis
@@ -106,13 +106,13 @@ class Recipe:
         return tuple(dict.fromkeys(row.method for row in self.rows.values()))
 
     def title_of(self, cells: Iterable[Cell]) -> str:
-        """Return the title, followed by the data sets of these cells that are not the paper's."""
+        """Return the title, followed by the data sets of `cells` that differ from the paper's."""
         others = [cell.data for cell in cells if not cell.on_papers_data]
         return "; here on ".join([self.title, *dict.fromkeys(others)])
 
     @property
     def default_budget(self) -> str:
-        """The name of the default budget: "small", or else the first."""
+        """The name of the default budget: "small", or else the first budget."""
         return "small" if "small" in self.budgets else next(iter(self.budgets), "small")
 
     def budget(self, name: str) -> Budget:
@@ -159,7 +159,7 @@ class Cell:
 
     @property
     def exchanges(self) -> int:
-        """The cell's communication rounds: those of its budget, or fewer if its row stops early."""
+        """The cell's communication rounds: the budget's, or fewer if its row stops early."""
         return min(self.budget.exchanges, self.row.stops_after or self.budget.exchanges)
 
     @property
@@ -176,7 +176,7 @@ class Cell:
 
     @property
     def on_papers_data(self) -> bool:
-        """Whether the cell has the recipe's data set and class split; a budget may replace them."""
+        """Whether the cell has the paper's data set and class split, which a budget may replace."""
         papers, mine = layered(self.recipe.settings, self.column.settings), self._layered
         return all(
             trees.at(papers, place) == trees.at(mine, place)
@@ -185,12 +185,12 @@ class Cell:
 
     @property
     def published(self) -> float | None:
-        """The paper's accuracy in percent; None on other data than the paper's."""
+        """The paper's accuracy in percent; None if this cell has other data."""
         return self.row.published[self._index] if self.on_papers_data else None
 
     @property
     def spread(self) -> float | None:
-        """The paper's +- in percentage points; None on other data than the paper's."""
+        """The paper's +- in percentage points; None if this cell has other data."""
         return self.row.spread[self._index] if self.on_papers_data else None
 
     @property

@@ -1,4 +1,4 @@
-"""Train the cells of a recipe, each a row in a column, with several seeds.
+"""Train the cells of a recipe with several seeds; a cell is one row in one column.
 
 Finished seeds are skipped, and interrupted runs resume.
 """
@@ -31,7 +31,7 @@ class State:
 
     cell: Cell
     obstacle: Obstacle | None = None  # why the cell cannot be trained
-    facts: Mapping[str, Any] | None = None  # facts of the data, if seeds are missing
+    facts: Mapping[str, Any] | None = None  # from `plan.facts_of`, if seeds are missing
     result: CellResult | None = None  # the finished seeds
     # seed -> (round, rounds, last validation accuracy)
     running: dict[int, tuple[int, int, float | None]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class State:
 
     @property
     def finished(self) -> list[Mapping[str, Any]]:
-        """The facts of each finished seed, by seed."""
+        """The values that `cell_worker` returned for each finished seed, in order of seeds."""
         return [one for _, one in sorted(self.result.seeds.items())] if self.result else []
 
 
@@ -53,7 +53,7 @@ class Request:
     patterns: tuple[str, ...] = ()  # select cells by "row/column"; empty for all cells
     seeds: int = 3  # trainings of each cell, with seeds 0, 1, ...
     tune: int = 0  # tuning trials for each method; 0 for no tuning
-    jobs: int | None = None  # processes at once; None for as many as cores and memory allow
+    jobs: int | None = None  # processes at a time; None for as many as cores and memory allow
     runs: Path = Path("runs")
     results: Path = Path("results")
     data_dir: str | None = None
@@ -79,7 +79,7 @@ class Request:
 
 
 class _Search(NamedTuple):
-    """The trials of a row: the cell that they train, their options, and their file."""
+    """The tuning trials of a row: the cell to train, each trial's options, and the trials' file."""
 
     cell: Cell
     trials: list[dict[str, Any]]
@@ -101,7 +101,7 @@ class RecipeRunner:
             self._refresh(self.states[cell.key])
 
     def check(self) -> None:
-        """Set the obstacle of every cell that cannot be trained on the data of this machine.
+        """Set `obstacle` for every cell that cannot be trained on the data of this machine.
 
         Raises ConfigError if tuning is requested and there are no validation classes.
         """
@@ -153,7 +153,7 @@ class RecipeRunner:
         ]
 
     def _ready(self) -> list[State]:
-        """Return the cells that can be trained: no obstacle, and tuned if requested."""
+        """Return the cells that can be trained: without obstacle, and tuned if so requested."""
         return [
             state
             for state in self.states.values()
@@ -168,7 +168,7 @@ class RecipeRunner:
     def _job(self, cell: Cell, seed: int, do: str, chosen: Chosen | None) -> Job:
         settings, folder = self._run_of(cell, seed, chosen)
         lead, untuned = None, not self.request.tune
-        # Tuned rows have different options, so none can share the training of another.
+        # Tuned rows have different options, so no row can share the training of another.
         if do == "train" and cell.lead is not None and untuned:
             run = self._run_of(cell.lead, seed, None)
             do = "follow"
@@ -226,9 +226,9 @@ class RecipeRunner:
         )
 
     def _tune(self) -> Iterator[Event]:
-        """Train the trials of every row that is not tuned; choose options when all have finished.
+        """Train the trials of every untuned row; when all trials of a row are done, choose options.
 
-        A row with a failed trial is not trained at all: other rows would have had more trials.
+        A row with a failed trial is not trained: it would have had fewer trials than other rows.
         """
         plan: dict[str, tuple[Row, list[int]]] = {}
         queue: dict[str, Job] = {}
@@ -250,7 +250,7 @@ class RecipeRunner:
             yield event
 
     def _choose(self, row: Row, done: Mapping[int, Mapping[str, Any]]) -> None:
-        """Write the finished trials of a row, and set its options to those of the best trial."""
+        """Write the finished trials of a row, and give the row the options of the best trial."""
         search = self._search(row)
         facts = [done[i] for i in range(len(search.trials))]
         try:
@@ -267,7 +267,7 @@ class RecipeRunner:
             state.failed[tuning.SEED] = reason
 
     def _check_search(self, row: Row) -> None:
-        """Set the obstacle of a row's cells if its trials cannot be trained or used here."""
+        """Set `obstacle` for a row's cells if its trials cannot be trained or used here."""
         states = [s for s in self._of_row(row.key) if s.obstacle is None and self._missing(s)]
         if not states:
             return
@@ -307,7 +307,7 @@ class RecipeRunner:
 
 
 def _check_same_data(state: State, here: str | None) -> None:
-    """Set an obstacle if finished seeds were trained on other data than this machine has."""
+    """Set `obstacle` if finished seeds were trained on other data than this machine has."""
     if state.result is None or here is None:
         return
     trained_on = state.result.first["data"]["digest"]
@@ -327,7 +327,7 @@ def _other_data(what: str, trained_on: str, here: str, path: Path | None) -> Obs
 def current(
     name: str, variant: str, results: Sequence[CellResult], recipe: Recipe | None
 ) -> tuple[list[State], list[str]]:
-    """Return a `State` for each up-to-date result, and a text for each that is out of date.
+    """Return a `State` for each up-to-date result, and a text for each outdated result.
 
     Args:
         name: name of the recipe of all `results`.

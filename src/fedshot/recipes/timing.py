@@ -1,9 +1,9 @@
 """How long a cell (row and column of a recipe) takes, estimated from two measured rounds.
 
-A local update is measured with few steps, and longer ones are extrapolated. Measurements are cached
-by machine and by the settings that affect time; the seed, the numbers of rounds and local steps,
-the partition, and the values of step sizes and weights do not. A refusal is cached, too, until the
-number of examples changes.
+A local update is measured with few steps, and the time of more steps is extrapolated. Measurements
+are cached by machine and by settings, except settings that do not affect the measured times: the
+seed, the numbers of rounds and local steps, the partition, and the values of step sizes and
+weights. A cell that cannot run is cached as "refused", until the number of examples changes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Refused(TypedDict):
 
 
 def measure(cell: Cell, data_dir: str | None) -> dict[str, Any]:
-    """Time two short rounds and a short test; return the costs, or why the cell is refused."""
+    """Time two short rounds and a short test; return the costs, or why the cell cannot run."""
     settings = trees.merged(short(cell), {"run": {"workers": 1}})
     try:
         prepared = PreparedRun(Config.of(settings), data_dir)
@@ -75,7 +75,7 @@ def measure(cell: Cell, data_dir: str | None) -> dict[str, Any]:
 
 
 def short(cell: Cell) -> dict[str, Any]:
-    """Return settings of two short rounds of one client and a short test.
+    """Return settings for two short rounds of one client and a short test.
 
     If every episode is partitioned among all clients, all of them take part.
     """
@@ -98,7 +98,7 @@ def seconds(cell: Cell) -> float | None:
     run, test = _options_of(json.dumps({part: settings.get(part, {}) for part in ("run", "test")}))
     cohort = run.cohort or int(settings["partition"].get("clients", cost["clients"]))
     validations = 1 + -(-run.rounds // run.validate_every)
-    on_test = run.choose == "best_on_test_classes"  # then each validation runs the whole test
+    on_test = run.choose == "best_on_test_classes"  # each validation then runs the whole test
     each = test.episodes if on_test else test.validation_episodes
     episodes = test.episodes + validations * each
     if cost.get("own"):  # one episode for each client
@@ -113,7 +113,7 @@ def seconds(cell: Cell) -> float | None:
 def refused(cell: Cell, data_dir: str | None) -> str | None:
     """Return why the cell cannot be trained on this machine's data; None if no reason is known.
 
-    Either the data are missing, or `measure` was refused for the same number of examples.
+    Either the data are missing, or `measure` failed earlier with the same number of examples.
     """
     data = cell.settings()["data"]
     present = examples(data, data_dir)
@@ -125,7 +125,7 @@ def refused(cell: Cell, data_dir: str | None) -> str | None:
 
 
 def unknown(cells: Sequence[Cell], data_dir: str | None) -> list[Cell]:
-    """Return the cells to measure: one per cache key, if it has no cost and its data are here."""
+    """Return the cells to measure: one per cache key without a cost, if `data_dir` has its data."""
     by_key = {key(cell): cell for cell in reversed(cells)}
     return [
         cell
@@ -146,7 +146,7 @@ def key(cell: Cell) -> str:
     tree["method"] = method
     partition = settings.get("partition", {})
     if few := {name: partition[name] for name in ("way", "shot") if name in partition}:
-        tree["dealt"] = few  # clients that have only a few images
+        tree["dealt"] = few  # number of images of clients that have only a few
     here = _machine()
     parts = [tree, *(here[name] for name in ("processor", "cores", "torch", "kernels"))]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]
@@ -174,7 +174,7 @@ def _options(settings: Mapping[str, Any]) -> dict[str, Field[Any]]:
 
 
 def _without_size(value: Any) -> Any:
-    """Replace nonzero floats by 1.0: their value does not affect time, but a zero saves work."""
+    """Replace nonzero floats by 1.0: only whether a float is zero affects time."""
     if isinstance(value, Mapping):
         return {name: _without_size(part) for name, part in value.items()}
     return 1.0 if isinstance(value, float) and value else value

@@ -2,9 +2,10 @@
 
 Trial 0 is the recipe without changes. The other trials draw each option from its search space; rows
 that search an option in the same space draw the same values. The trials train in the recipe's first
-column, with the budget of the cells or its `trials_as`, and with the seed `SEED`. The trial with
-the highest validation accuracy, at the round that would be tested, sets the options of its row in
-all columns; trials that diverge are not chosen. Novel classes are never used.
+column with the seed `SEED`, and with the budget of the cells or the budget that its `trials_as`
+names. The options of the trial with the highest validation accuracy, at the round that would be
+tested, become the row's options in all columns. Trials that diverge are not chosen. Novel classes
+are never used.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fedshot.recipes.recipe import Cell, Recipe, Row
 from fedshot.recipes.results import identity, validation_curve
 
 SEED = 1_000
-"""Seed of all trials; reported trainings have smaller seeds."""
+"""Seed of all trials; the trainings in tables have smaller seeds."""
 
 Chosen = Mapping[str, Any]
 
@@ -69,7 +70,7 @@ def cell_of(recipe: Recipe, budget: str, row: Row) -> Cell:
 
 
 def check_honest(what: str, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError if settings let validation use the test classes, or only one client."""
+    """Raise ConfigError if settings validate on the test classes or with only one client."""
     reasons = not_honest(settings)
     if reasons:
         raise ConfigError(
@@ -96,7 +97,7 @@ class _Trials(TypedDict):
 
 
 def read(file: Path, cell: Cell, wanted: list[dict[str, Any]]) -> Chosen | None:
-    """Return the chosen options, or None if the file does not contain these trials of this cell."""
+    """Return the chosen options, or None if the file is not of the trials `wanted` of this cell."""
     if not file.exists():
         return None
     tree = records.read(file, _Trials, "Remove it")
@@ -114,7 +115,7 @@ def data_of(file: Path) -> str:
 def write(
     file: Path, cell: Cell, wanted: list[dict[str, Any]], facts: Sequence[Mapping[str, Any]]
 ) -> Chosen:
-    """Write the finished trials and return the options of the best one (the first, if tied).
+    """Write the finished trials and return the options of the best trial (the first, if tied).
 
     Raises ConfigError if all trials diverge.
     """

@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from fedshot.core.text import count
 from fedshot.reports.figure_export import INK, picture
 
-_NUMBERED = 30  # maximum number of clients whose numbers fit beside an axis
+_NUMBERED = 30  # maximum number of client numbers that fit beside an axis
 
 
 def affinity_groups(q: NDArray[np.float64], groups: int) -> list[int]:
     """Return each client's group, found by average linkage on the mean of Q_ij and Q_ji.
 
-    The diagonal, which is minus infinity, is ignored. Groups are numbered in the order of their
-    first clients.
+    The diagonal, which is minus infinity, is ignored. Groups are numbered by their first clients.
     """
     from sklearn.cluster import AgglomerativeClustering
 

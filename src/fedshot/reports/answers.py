@@ -21,9 +21,9 @@ from fedshot.data.files.images import FORMATS
 from fedshot.reports.markup import render
 
 MOST = 600  # maximum number of predictions on a page, so that a phone can open it
-_SIDE, _SMALL = 160, 72  # pixels of an image beside a prediction, and among the support examples
-_EXCERPT, _NAME = 160, 60  # maximum numbers of characters
-_SUPPORT = 10  # support examples shown of each class
+_SIDE, _SMALL = 160, 72  # pixels of an image at a prediction, and of a support image
+_EXCERPT, _NAME = 160, 60  # maximum length of an excerpt, and of a name
+_SUPPORT = 10  # maximum number of support examples shown of each class
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _summary(page: AnswersPage) -> str:
 
 
 def _shares(wanted: Sequence[int]) -> list[int]:
-    """Return how many of each group to show, MOST in total: small groups whole, others equally."""
+    """Return how many of each group to show, MOST in total: all of small groups, others equally."""
     shares = dict.fromkeys(range(len(wanted)), 0)
     left = MOST
     for done, i in enumerate(sorted(shares, key=lambda i: wanted[i])):
@@ -135,7 +135,7 @@ class _Thumbnail(NamedTuple):
 def _sample(one: Path | str, side: int) -> str | _Thumbnail | None:
     """Return an excerpt of a text, or a small copy of an image; None if it cannot be read.
 
-    The copy contains no metadata, such as that written by cameras.
+    The copy contains no metadata, such as metadata written by cameras.
     """
     if isinstance(one, str):
         return shortened(one, _EXCERPT)

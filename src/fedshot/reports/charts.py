@@ -24,12 +24,12 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 _MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 _LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0}
 _WRITTEN = 12  # maximum number of columns of a heat map with values in its cells
-_POINTS = 300  # maximum number of clients drawn as points; of more, only outliers
+_POINTS = 300  # maximum number of clients drawn as points; else only outliers are
 
 AXES = {"rounds": "communication round", "megabytes": "MB sent and received, all clients together",
         "seconds": "seconds of training"}  # fmt: skip
 KINDS = {"peeked": "the test's (NOT HONEST)"}
-"""Kind of episodes -> its name on the page, where they differ."""
+"""`Series.episodes` -> its name on the page, if that is another word."""
 
 
 def curves(
@@ -187,7 +187,7 @@ def _heat(
     hover: str,
     titles: tuple[str, str],
 ) -> Any:
-    """Return a heat map; its axes are categories, even if their names look like numbers."""
+    """Return a heat map whose axes are categories, even if the categories look like numbers."""
     figure = go.Figure()
     written = len(columns) <= _WRITTEN and len(rows) <= 2 * _WRITTEN
     gap = 2 if max(len(columns), len(rows)) <= 3 * _WRITTEN else 1
@@ -204,7 +204,7 @@ def _heat(
 
 
 def _done(figure: Any, height: int, narrow: int) -> Figure:
-    """Return the figure as JSON; `narrow` is its height in pixels on a phone."""
+    """Return the figure as JSON; `narrow` is its height in pixels on a narrow screen."""
     figure.update_layout(
         height=height, meta={"narrow": narrow}, template="none",
         margin={"l": 8, "r": 8, "t": 8, "b": 8},
@@ -220,7 +220,7 @@ def _text(name: object, length: int = 40) -> str:
 
 
 def _distinct(names: Sequence[str], length: int) -> list[str]:
-    """Return the shortened names; equal ones get numbers, as plotly merges equal categories."""
+    """Return shortened names; equal names get numbers, since plotly merges equal categories."""
     shown: list[str] = []
     for name in names:
         text, n = _text(name, length), 2
@@ -240,7 +240,7 @@ def _number(value: float) -> float | None:
 
 
 def _line(i: int, width: float) -> dict[str, Any]:
-    """Return the style of the `i`-th line: dashes distinguish lines that are printed in grey."""
+    """Return the style of the `i`-th line, with dashes, which are distinct even in grey."""
     return {"color": PALETTE[i % len(PALETTE)], "width": width, "dash": _DASHES[i % len(_DASHES)]}
 
 

@@ -1,4 +1,4 @@
-"""Accuracy and metrics during training, with the traffic and the seconds spent so far."""
+"""Accuracy and metrics during training, with the bytes and the seconds spent so far."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Series:
         rounds: rounds in which accuracy was measured.
         accuracies: accuracy in [0, 1] for each round.
         intervals: half-widths of 95 % intervals; None if unknown.
-        episodes: kind of episodes: "test", "validation", "training", or "peeked" if the test
-            itself chose the round.
+        episodes: on which accuracy was measured: "test", "validation", "training", or "peeked" for
+            test episodes that also chose the round.
         megabytes: MB sent and received so far, all clients together; None if unknown.
         seconds: seconds of training so far; None if unknown.
     """
@@ -71,8 +71,8 @@ class Series:
     def of_runs(cls, label: str, runs: Sequence[Run]) -> Series | None:
         """Return the accuracy on validation episodes, or else on the clients' training episodes.
 
-        For runs whose round was chosen on the test, these are accuracies on the test. Seeds are
-        averaged, in the rounds that all of them have. The interval is then the mean of the seeds'
+        For runs whose round was chosen on the test, it is the accuracy on the test. Seeds are
+        averaged, in the rounds that all seeds have; the interval is the mean of the seeds'
         intervals, an upper bound for the interval of the mean. None if nothing was recorded.
         """
         seen = [

@@ -1,6 +1,6 @@
 """Views of a run that need its data or model: client data, and a map of the novel classes.
 
-The map also needs a checkpoint. If a view cannot be made, the reason takes its place.
+The map also needs a checkpoint. A view that cannot be made is replaced by the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedshot.runs.experiment import check_belongs
 from fedshot.runs.prepare import FederatedDataset, PreparedRun
 
 _CLIENTS = 40  # maximum number of clients in a partition table
-_CLASSES, _EACH = 7, 40  # maximum of classes in a map, one per colour, and of examples of each
+_CLASSES, _EACH = 7, 40  # maximum number of classes in a map (colours), of examples per class
 _DIGITS = 4  # decimals of a coordinate
 
 
@@ -49,8 +49,8 @@ class Map:
     """Examples of novel classes in two dimensions, by class.
 
     Args:
-        points: class -> coordinates of its shown examples.
-        classes: number of novel classes, including those not shown.
+        points: class -> coordinates of the class's examples in the map.
+        classes: number of all novel classes, including classes without points.
         shares: fraction of the variance along each principal axis; None if the axes are the
             model's only two features.
         users: whether the run splits users instead of classes, so that clients may have trained
@@ -65,7 +65,7 @@ class Map:
 
 @dataclass(frozen=True)
 class DataViews:
-    """A run's partition table and map, each replaced by a reason if missing; a note on the data."""
+    """A run's partition table and map, or why there is none; and a note on the data."""
 
     holdings: PartitionTable | str
     map: Map | str
@@ -87,7 +87,7 @@ def data_views(folder: Path, data_dir: str | None = None) -> DataViews:
 
 
 def holdings(federated: FederatedDataset) -> PartitionTable:
-    """Count each client's examples of each class that any client has."""
+    """Count each client's examples of each class, without classes that no client has."""
     data, parts = federated.dataset, federated.client_split.train
     classes, table = class_counts(parts, data.y, _CLIENTS)
     names = tuple(data.class_names[c] for c in classes)
@@ -97,9 +97,9 @@ def holdings(federated: FederatedDataset) -> PartitionTable:
 
 
 def _chosen(prepared: PreparedRun, folder: Path) -> Tree:
-    """Return the server's state after the chosen round; another device may have trained it.
+    """Return the server's state after the chosen round, trained on any device.
 
-    Raises CheckpointError if there is no checkpoint, or it is of another run or other data.
+    Raises CheckpointError if there is no checkpoint, or it belongs to another run or other data.
     """
     checkpoints = run_folder.checkpoints(folder)
     rounds = checkpoints.rounds()
@@ -117,7 +117,7 @@ def _chosen(prepared: PreparedRun, folder: Path) -> Tree:
 
 
 def _mapped(prepared: PreparedRun, server: Tree) -> Map | str:
-    """Return a map of novel examples by the server's features, or the reason why there is none."""
+    """Return a map of novel examples by the server's features, or why there is none."""
     if prepared.own_tests:
         return "there are no novel classes: clients are tested on images of their own"
     model = prepared.method.model
@@ -154,14 +154,14 @@ def _body(server: Any) -> Tree | None:
     if "body" in fields:
         found: Tree = fields["body"]
         return found
-    # "start" is a trained model only beside learned step sizes, "alpha"; else it is untrained.
+    # "start" is a trained model only if there are learned step sizes, "alpha".
     names = ("theta", "w", "phi", *(("start",) if "alpha" in fields else ()))
     inner = next((name for name in names if name in fields), None)
     return None if inner is None else _body(fields[inner])
 
 
 def _some(y: Ints, novel: Ints) -> dict[int, Ints]:
-    """Sample novel examples for the map: class -> rows, evenly spaced classes and rows."""
+    """Sample novel examples for the map: class -> rows; both are chosen at even distances."""
     classes = np.unique(y[novel])
     chosen = classes[_spread(len(classes), _CLASSES)]
     every = {int(c): novel[y[novel] == c] for c in chosen}

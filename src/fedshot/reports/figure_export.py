@@ -23,7 +23,7 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 _STYLE = {
     "svg.hashsalt": "fedshot",
-    "svg.fonttype": "none",  # text is not converted to paths, for search, screen readers, styles
+    "svg.fonttype": "none",  # text stays text, for search, screen readers, styles
     "text.parse_math": False,  # a "$" in a name is a dollar
     "font.size": 9,
     "axes.titlesize": 9,

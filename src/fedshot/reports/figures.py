@@ -1,4 +1,4 @@
-"""The report's figures with captions; a sentence gives the reason where a figure is missing."""
+"""The report's figures with captions, or sentences on why a figure is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CAPTIONS = {
     "the round. These episodes ask for classes that the clients train on, so the curve shows "
     "that training works, not how well the model does on the test; see the table for that.",
 }
-_WIDE = 20  # classes above which a figure takes the whole width
+_WIDE = 20  # number of classes above which a figure takes the whole width
 
 
 class FigureBlock(NamedTuple):
@@ -32,8 +32,8 @@ class FigureBlock(NamedTuple):
         id: HTML id of the element that shows the figure.
         title: description of the figure for screen readers.
         caption: text below the figure.
-        choices: alternatives as (text of the button, plotly figure). The first one is shown; a
-            single one has no button.
+        choices: (text of a button, plotly figure that the button shows). The first figure is shown
+            initially; a single figure has no button.
         shape: "wide", or "square" for figures that should not be stretched.
     """
 
@@ -47,7 +47,7 @@ class FigureBlock(NamedTuple):
 def curves(
     curves: Sequence[Series], rows: Sequence[ComparisonRow], colours: Mapping[str, int]
 ) -> Iterator[FigureBlock]:
-    """Yield a figure of accuracy curves for each kind of episodes that has curves."""
+    """Yield a figure of accuracy curves for each value of `Series.episodes` that has curves."""
     for kind, words in _CAPTIONS.items():
         some = [s for s in curves if s.episodes == kind and len(s.rounds) > 1]
         if not some:
@@ -109,7 +109,7 @@ def _tested(runs: Sequence[Run]) -> bool:
 
 
 def holdings(views: Mapping[str, DataViews]) -> Iterator[FigureBlock | str]:
-    """Yield a figure of the examples of each class at each client; equal partitions share one."""
+    """Yield a figure of each client's examples per class; equal partitions share a button."""
     alike: dict[PartitionTable, list[str]] = {}
     for label, view in views.items():
         if isinstance(view.holdings, PartitionTable):

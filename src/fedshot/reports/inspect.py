@@ -18,7 +18,7 @@ from fedshot.reports.sheet import contact_sheet
 from fedshot.runs.prepare import FederatedDataset
 
 _ROWS = 20  # maximum number of classes on the contact sheet
-_CLIENTS = (2, 5, 10, 20, 30)  # numbers of clients that the last picture compares
+_CLIENTS = (2, 5, 10, 20, 30)  # numbers of clients compared in the last picture
 
 
 def facts(federated: FederatedDataset) -> list[str]:
@@ -48,7 +48,7 @@ def facts(federated: FederatedDataset) -> list[str]:
 
 
 def pictures(federated: FederatedDataset, folder: Path) -> dict[Path, str]:
-    """Write pictures of the data and its partition; return file -> what it shows.
+    """Write pictures of the data and its partition; return file -> description.
 
     The pictures are a contact sheet of the images, examples per class, examples per client and
     class, and one client's data for several numbers of clients.
@@ -89,8 +89,8 @@ def pictures(federated: FederatedDataset, folder: Path) -> dict[Path, str]:
 def shares_of_client_0(federated: FederatedDataset) -> tuple[dict[int, Ints], list[str]]:
     """Partition the data among several numbers of clients; return client 0's class counts.
 
-    Returns number of clients -> examples of each base class at client 0, and notes on the numbers
-    of clients that fail. The partition's other options are unchanged.
+    Returns number of clients -> examples of each base class at client 0, and a note on each number
+    of clients that the partition cannot have. The partition's other options are unchanged.
     """
     data, rows = federated.dataset, federated.rows.base
     trained = np.unique(data.y[rows])

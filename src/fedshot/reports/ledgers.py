@@ -12,14 +12,14 @@ from fedshot.reports.markup import plain
 from fedshot.reports.run_files import Groups, Run
 from fedshot.reports.significance import ComparisonRow
 
-_FAULTS = 100  # maximum number of faults listed per run; the others are only counted
+_FAULTS = 100  # maximum number of faults listed per run; further faults are only counted
 _CLIENTS = 5  # clients named in the summary of a run's faults, most faults first
-_NAMED = 4  # maximum number of runs without a fault that are named
+_NAMED = 4  # maximum number of runs without faults listed by name
 _UNSET = "\N{EN DASH}"
 
 
 def faults(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return, for each run, the replies of clients that were refused as invalid or were lost."""
+    """Return each run's faults: replies that were lost, or rejected as invalid."""
     clean = [run for run in runs if not any(r["faults"] or r["skipped"] for r in run.records)]
     names = joined([printable(run.label) for run in clean])
     if len(clean) > _NAMED:
@@ -82,7 +82,7 @@ def episodes(rows: Sequence[ComparisonRow]) -> list[tuple[str, str]]:
 
 
 def settings(groups: Groups) -> dict[str, Any]:
-    """Return every setting as (name, value for each method, whether values differ); a summary."""
+    """Return each setting as (name, value per method, whether values differ), and a summary."""
     every = {label: _settings(runs) for label, runs in groups.items()}
     keys = dict.fromkeys(key for tree in every.values() for key in tree)
     rows = []
@@ -100,7 +100,7 @@ def settings(groups: Groups) -> dict[str, Any]:
 
 
 def machines(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the progress of each run, changes on resuming, and software and machines of runs."""
+    """Return each run's progress, the changes when runs resumed, and software and machines."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
         alike.setdefault(plain(run.begun_with), []).append(run)
@@ -127,7 +127,7 @@ def machines(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _settings(runs: Sequence[Run]) -> Mapping[str, str]:
-    """Return the settings shared by the runs of one method, with all their seeds."""
+    """Return the settings that a method's runs share, and the runs' seeds."""
     shared = {key: value for key, value in runs[0].settings.items() if key not in ("name", "seed")}
     seeds = ", ".join(str(run.seed) for run in runs)
     return {"seed": seeds, **{key: plain(value) for key, value in flat(shared)}}

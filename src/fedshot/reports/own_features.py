@@ -31,9 +31,9 @@ class Space(NamedTuple):
 
 
 def own_features(run: Experiment, client: int, *, original: bool = False) -> Space:
-    """Return the features of a client's images, training and test, by its chosen model.
+    """Return the features of a client's training and test images by the client's own model.
 
-    This is the model of the chosen round. With `original`, the points are pixels in [0, 1].
+    The model is that of the chosen round. With `original`, the points are pixels in [0, 1] instead.
 
     Raises ConfigError for a client that is not tested, for methods other than pFedFSL, and for
     `original` with texts.
@@ -56,7 +56,7 @@ def own_features(run: Experiment, client: int, *, original: bool = False) -> Spa
     else:
         server = run.chosen()
         clients = Clients(run.fleet, owners, round=run.best_round, phase="evaluate")
-        storing: Any = method  # it has `own_model`, as its traits say
+        storing: Any = method  # its traits guarantee `own_model`
         own = storing.own_model(server, clients, client)
         with torch.no_grad():
             parts = episode_features(method.model, own["theta"], own["stats"], eval_episode)
@@ -69,8 +69,8 @@ def own_features(run: Experiment, client: int, *, original: bool = False) -> Spa
 def features_picture(spaces: Mapping[str, Space]) -> str:
     """Return the SVG of t-SNE plots, one for each title -> space, with a colour per class.
 
-    Markers of training images are filled, those of test images hollow. t-SNE preserves
-    neighbourhoods only: distances between clusters have no meaning.
+    Markers are filled for training images and hollow for test images. t-SNE preserves only
+    neighbourhoods: distances between clusters have no meaning.
 
     Source: van der Maaten & Hinton 2008.
     """

@@ -43,8 +43,8 @@ def write_page(
         title: title of the page.
         rows: rows of the comparison table, baselines included.
         groups: runs of each method by label, for settings, faults, bytes and client accuracies.
-        curves: accuracy during training; None for the recorded accuracy of the runs on validation
-            or else training episodes. Baselines are drawn only beside curves on test episodes.
+        curves: accuracy during training; None for the accuracy that the runs recorded on validation
+            or else training episodes. Baselines are drawn only with curves on test episodes.
         views: label -> client data and map of novel classes, as returned by `data_views`.
         notes: paragraphs of plain text below the summary.
     """
@@ -100,7 +100,7 @@ def _hash(script: str) -> Markup:
 
 
 def _unbroken(text: str) -> Markup:
-    """Return a text as HTML without line breaks inside numbers with units, and "5-way 1-shot"."""
+    """Return a text as HTML, without line breaks in numbers with units or "5-way 1-shot"."""
     html = str(escape(text))
     for unit in (" %", " ± ", " points", " MB", "-way ", "-shot "):
         html = html.replace(unit, unit.replace(" ", "&nbsp;").replace("-", "&#8209;"))

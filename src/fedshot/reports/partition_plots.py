@@ -16,7 +16,7 @@ from fedshot.data.dataset import Ints
 from fedshot.data.partitions.partition import Partition
 from fedshot.reports.figure_export import INK, PALETTE, picture
 
-_BUBBLES = 12  # maximum number of classes drawn as bubbles; more are drawn as a heat map
+_BUBBLES = 12  # maximum number of classes drawn as bubbles; more classes are a heat map
 _NAMED = 40  # maximum number of classes whose names fit beside an axis
 _CLIENTS = 50  # maximum number of clients shown
 
@@ -24,8 +24,8 @@ _CLIENTS = 50  # maximum number of clients shown
 def partition_picture(partition: Partition, labels: Ints, class_names: Sequence[str]) -> str:
     """Return the SVG of a plot of the number of images of each class at each client.
 
-    Up to 12 classes are drawn as bubbles, more as a heat map. Classes that no client has are left
-    out, and only the first 50 clients are shown.
+    Up to 12 classes are drawn as bubbles, more classes as a heat map. Classes that no client has
+    are left out, and only the first 50 clients are shown.
 
     Args:
         partition: row numbers of each client.

@@ -52,7 +52,7 @@ class _Test(TypedDict):
 
 
 class _Settings(TypedDict):
-    """The settings that reports read; other versions of fedshot may have other settings."""
+    """The settings that reports read; runs of other versions of fedshot may lack some."""
 
     name: NotRequired[str]
     seed: NotRequired[int]
@@ -129,7 +129,7 @@ class Run:
 
     @property
     def test(self) -> dict[str, Any]:
-        """The test score. Raises CheckpointError when the run is unfinished."""
+        """The test score. Raises CheckpointError if the run is unfinished."""
         if self.result is None:
             raise CheckpointError(
                 f"{self.folder} has no result: {self.rounds} of {self.planned} rounds are trained. "
@@ -153,13 +153,13 @@ class Run:
 
     @property
     def tested(self) -> TestProtocol:
-        """The protocol of the run's test, as far as settings and result show it."""
+        """The protocol of the run's test, according to its settings and result."""
         return TestProtocol.of(self.settings, self.result)
 
     def differs(self, other: Run) -> str | None:
         """Return the first difference between two runs besides name and seed; None if none.
 
-        Runs differ if a setting differs, or the file of a user-defined method.
+        The settings and the file of a user-defined method are compared.
         """
         found = difference(_shared(self.settings), _shared(other.settings))
         if found is None and self._method_files != other._method_files:
@@ -169,7 +169,7 @@ class Run:
 
     @property
     def _method_files(self) -> list[str]:
-        """Names and hashes of the files of a user-defined method that trained the run."""
+        """Name and hash of each version of a user-defined method's file that trained the run."""
         later = [one["environment"] for one in self._resumed]
         every = [one.get("method_file", "") for one in (self.begun_with, *later)]
         return list(dict.fromkeys(filter(None, every)))
@@ -203,7 +203,7 @@ Groups: TypeAlias = Mapping[str, Sequence[Run]]
 def grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Group runs that differ only in name and seed.
 
-    A single run keeps its label; a group is labelled with the common prefix of its labels.
+    A single run keeps its label; a group is labelled with the common prefix of its runs' labels.
     """
     found: list[list[Run]] = []
     for run in runs:
@@ -253,7 +253,7 @@ def _shared(settings: Settings) -> Settings:
 
 
 def _result(path: Path, settings: Settings) -> dict[str, Any] | None:
-    """Return the content of result.json; None if missing, or if the run trains more rounds."""
+    """Return the content of result.json; None if missing, or if run.rounds was raised since."""
     if not path.exists():
         return None
     fix = f"Resume the run with `fedshot resume {path.parent}`, which rewrites the file"
@@ -263,7 +263,7 @@ def _result(path: Path, settings: Settings) -> dict[str, Any] | None:
 
 
 def _ledger(path: Path, result: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the lines of the communication log, with those of the test; [] without a file."""
+    """Return the lines of the communication log and of the test; [] if there is no log."""
     if not path.exists():
         return []
     fix = (

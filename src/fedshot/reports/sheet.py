@@ -70,5 +70,5 @@ def _image(x: Pixels, scale: int) -> Image.Image:
 
 
 def _font() -> str:
-    """Return the path of matplotlib's font, with which sheets look the same everywhere."""
+    """Return the path of matplotlib's font, so that sheets look the same on every machine."""
     return str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")

@@ -29,7 +29,7 @@ class ComparisonRow:
         note: remark shown beside the values.
         baseline: whether this is a control without federated learning, such as raw pixels. Methods
             are compared with the best baseline.
-        tested: the protocol of the test; its `marks` say if the result is no fair estimate.
+        tested: the protocol of the test; its `marks` say why the result is no fair estimate.
         by_seed: accuracy of each seed; empty for a single seed.
     """
 
@@ -98,7 +98,7 @@ class ComparisonRow:
 
     @property
     def name(self) -> str:
-        """The label, and in parentheses the reasons why the result is no fair estimate, if any."""
+        """The label, and in parentheses any reasons why the result is no fair estimate."""
         return " ".join([printable(self.label), *(f"({mark})" for mark in self.tested.marks)])
 
     @property
@@ -149,7 +149,10 @@ class Difference:
 
     @property
     def outcome(self) -> Literal["above", "below", "unclear"]:
-        """Whether the row is above or below; "unclear" if the interval contains 0 or is 0 wide."""
+        """Whether the row is above or below `other`.
+
+        "unclear" if the interval contains 0, or if its width is 0.
+        """
         if abs(self.difference) <= self.interval or not self.interval:
             return "unclear"
         return "above" if self.difference > 0 else "below"
@@ -164,8 +167,8 @@ def compare(row: ComparisonRow, other: ComparisonRow) -> Difference:
     The interval is +- t(0.975, f) sqrt(v). Over n common episodes v = s_d^2 / n, where s_d is the
     standard deviation of the differences; otherwise v is the sum of the variances that the two
     intervals imply. If both rows have several seeds, m_a and m_b, the variance between training
-    seeds is added: v += s_a^2 / m_a + s_b^2 / m_b, where s are the standard deviations of the
-    seeds' accuracies. The degrees of freedom f of the summands v_i of v are combined by
+    seeds is added: v += s_a^2 / m_a + s_b^2 / m_b, where s_a and s_b are the standard deviations of
+    the seeds' accuracies. The degrees of freedom f of the summands v_i of v are combined by
     Welch-Satterthwaite, f = v^2 / sum(v_i^2 / f_i).
     """
     mine, theirs = row.per_episode, other.per_episode
@@ -189,13 +192,13 @@ def _part(values: Sequence[float]) -> tuple[float, int]:
 
 
 def _part_of(row: ComparisonRow) -> tuple[float, int]:
-    """Return (variance of a row's accuracy, as its interval implies, degrees of freedom)."""
+    """Return (variance of a row's accuracy implied by its interval, degrees of freedom)."""
     freedom = max(1, row.episodes - 1)
     return (row.interval / quantile(freedom)) ** 2, freedom
 
 
 def _joint(parts: Sequence[tuple[float, int]]) -> float:
-    """Return the half-width of the 95 % interval of a sum, given `_part` of each summand."""
+    """Return the half-width of the 95 % interval of a sum, from (variance, freedom) per summand."""
     v = sum(variance for variance, _ in parts)
     if not 0 < v < math.inf:
         return 0.0 if v == 0 else v
@@ -204,7 +207,7 @@ def _joint(parts: Sequence[tuple[float, int]]) -> float:
 
 
 def describe(row: ComparisonRow, found: Difference) -> str:
-    """Return a difference, and what its interval covers, in sentences."""
+    """Return sentences that state a difference and what its interval covers."""
     one, other = row.name, found.other.name
     if not found.interval:
         text = (
@@ -231,13 +234,13 @@ def describe(row: ComparisonRow, found: Difference) -> str:
 
 
 def seed_caveat(found: Difference) -> str:
-    """Return a caveat on other seeds for a clear difference without their variance; else ""."""
+    """Return a caveat if a clear difference ignores the variance between seeds, else ""."""
     clear = found.outcome != "unclear" and not found.seeds
     return ", for these training runs; another seed may differ" if clear else ""
 
 
 def against_baseline(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> Difference | None:
-    """Compare a method with the best baseline of the same test; None without one."""
+    """Compare a method with the best baseline of the same test; None without a baseline."""
     others = [other for other in rows if other.baseline and other.tasks in ("", row.tasks)]
     if row.baseline or not others:
         return None
@@ -245,7 +248,7 @@ def against_baseline(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> Diffe
 
 
 def baselines(groups: Mapping[str, Sequence[Run]]) -> list[ComparisonRow]:
-    """Return a row for each baseline in the results of the runs, such as raw pixels, per test."""
+    """Return a row for each baseline (such as raw pixels) and test in the results of the runs."""
     found: dict[tuple[str, str], tuple[str, Mapping[str, Any]]] = {}
     for label, runs in groups.items():
         for run in runs:

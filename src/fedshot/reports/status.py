@@ -30,16 +30,17 @@ class Status:
 
     Args:
         run: folder of the run.
-        state: "training", "stopped" before the last round, "untested" after it, "ended", or
-            "unreadable"; "not ended" if file locks, which show training, are not supported.
+        state: "training", "stopped" before the last round, "untested" after the last round,
+            "ended", or "unreadable"; "not ended" if the file system lacks the locks that show
+            training.
         round: last complete round; -1 if none.
         rounds: number of rounds in the configuration.
         ago: seconds since the last complete round; 0 if the clock was set back.
         pace: median seconds per round over the last rounds; None if unknown.
-        left: seconds that the remaining rounds take at this pace; None if unknown.
+        left: seconds that the remaining rounds take at `pace`; None if unknown.
         validation: accuracy on the validation classes at the chosen round, if known.
         chosen: the chosen round.
-        faults: number of clients' replies that were refused or lost.
+        faults: number of clients' replies that were rejected or lost.
         skipped: number of rounds that were skipped.
         why: the reason why the run is unreadable; "" for other states.
     """
@@ -64,7 +65,7 @@ class Status:
         Never raises: a damaged folder, or a folder of another program, is "unreadable".
         """
         try:
-            held = in_training(folder)  # first, since the run may write its result meanwhile
+            held = in_training(folder)  # first, since the run may end while its files are read
             run = Run.read(folder)
             if "rounds" not in run.settings.get("run", {}):
                 raise ValueError("run.rounds is not set")
@@ -110,7 +111,7 @@ def runs_below(folder: Path) -> Iterator[Path]:
 def _is_run(folder: Path) -> bool:
     try:
         return begun(folder)
-    except OSError:  # no permission
+    except OSError:  # permission denied
         return False
 
 
@@ -125,7 +126,7 @@ def _state(run: Run, held: bool | None) -> str:
 
 
 def _ended(folder: Path, record: Mapping[str, Any]) -> float:
-    """Return the time at which a round ended; for old records, that of their file."""
+    """Return the time at which a round ended; for old records, when their file was last written."""
     if text := record.get("ended"):
         return datetime.fromisoformat(text).timestamp()
     return (folder / RECORDS).stat().st_mtime
@@ -148,7 +149,7 @@ def _pace(records: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _validated(run: Run) -> tuple[float | None, int | None]:
-    """Return the accuracy on validation classes at the chosen round, and that round."""
+    """Return (accuracy on validation classes at the chosen round, chosen round)."""
     if not run.records:
         return None, None
     chosen = int(run.records[-1]["best_round"])
@@ -157,7 +158,7 @@ def _validated(run: Run) -> tuple[float | None, int | None]:
 
 
 def as_table(all_of: Sequence[Status]) -> str:
-    """Return a plain-text table with a line per run, and below it why runs are unreadable."""
+    """Return a plain-text table with a line per run, followed by why runs are unreadable."""
     rows = [_COLUMNS, *(_cells(one) for one in all_of)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     form = "  ".join(

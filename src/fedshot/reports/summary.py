@@ -11,7 +11,7 @@ from fedshot.runs.test_protocol import TestProtocol, alike
 
 
 def summary(rows: Sequence[ComparisonRow], runs: Sequence[Run] = ()) -> str:
-    """Return sentences on the best method, its lead over baseline and runner-up, and its bytes."""
+    """Return sentences on the best method: its lead over baseline and runner-up, and its bytes."""
     methods = sorted((r for r in rows if not r.baseline), key=lambda r: -r.accuracy)
     baselines = sorted((r for r in rows if r.baseline), key=lambda r: -r.accuracy)
     found = [_best(methods, runs)] if methods else ["No method has a result yet."]

@@ -37,7 +37,7 @@ def grid(
 ) -> Table:
     """Return an empty table for a terminal; the columns in `left` are aligned to the left.
 
-    Texts are `Text`, as `rich` would interpret "[red]" in a `str` as markup.
+    Title and caption are `rich.text.Text`, since `rich` reads "[red]" in a `str` as markup.
     """
     table = Table(
         title=Text(title) if title else None,
@@ -147,7 +147,7 @@ def _values(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> dict[str, obje
 
 
 def comparison_values(rows: Sequence[ComparisonRow]) -> dict[str, Any] | None:
-    """Return the values for the page's template, with intervals as bars; None without rows."""
+    """Return the table's values for the page's template, with bars for intervals; None if empty."""
     if not rows:
         return None
     low, high = _scale(rows)

@@ -21,7 +21,7 @@ _NAME = re.compile(r"round-(\d{6,})\.safetensors")
 
 
 def _checked_best(best: list[Any]) -> list[Any]:
-    """Return [round, accuracy] of the chosen round. Raises ValueError for anything else."""
+    """Return `best`. Raises ValueError unless it is [round, accuracy] of the chosen round."""
     kinds = [type(value) for value in best]
     if kinds not in ([int, float], [int, int]) or best[0] < 0:
         raise ValueError("expected a round and its accuracy")
@@ -88,7 +88,7 @@ class Checkpoints:
         return self._read(round)[2]
 
     def prune(self, keep: Collection[int]) -> None:
-        """Delete partial files, and all checkpoints but those of the rounds `keep`."""
+        """Delete partial files, and all checkpoints except those of the rounds `keep`."""
         for round in set(self.rounds()) - set(keep):
             self.path(round).unlink()
         for path in self.folder.glob(f"*{storage.PARTIAL}"):

@@ -1,4 +1,4 @@
-"""Information about a dataset, stored in `data.json`: a run can be used without the data itself.
+"""Information about a dataset, stored in `data.json`, so that a run can be used without the data.
 
 For texts, `words.safetensors` stores the vocabulary and its vectors. Both files are written when a
 run starts; they hold the names of classes but no examples.
@@ -62,8 +62,8 @@ class DatasetInfo:
         validation: numbers of the validation classes.
         novel: numbers of the test classes.
         examples: number of training examples.
-        dealt: number of clients in the partition.
-        clients: numbers of the clients that take part.
+        dealt: number of clients that the partition assigns examples to.
+        clients: numbers of the clients that take part in training.
         words: the words of rows 2, 3, ... of `table`; empty for images.
         table: word vectors, float32 [V, d]; None for images.
     """
@@ -85,9 +85,10 @@ class DatasetInfo:
     def of(
         cls, dataset: Dataset, rows: RowSplit, dealt: int, clients: Sequence[int]
     ) -> DatasetInfo:
-        """Return the facts about a dataset.
+        """Return the information about a dataset.
 
-        `rows` are its base, validation and novel rows; `dealt` and `clients` are as for the class.
+        `rows` are the dataset's base, validation and novel rows. `dealt` and `clients` become the
+        fields of the same name.
         """
         base, validation, novel = classes_of(dataset, rows)
         x = dataset.x
@@ -111,7 +112,7 @@ class DatasetInfo:
         return self.table is not None
 
     def write(self, folder: Path) -> None:
-        """Write the facts into a run's folder.
+        """Write the information into a run's folder.
 
         `data.json` is written last: if it exists, `words.safetensors` is complete, too.
         """

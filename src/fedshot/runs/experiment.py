@@ -62,10 +62,10 @@ class Experiment:
     Args:
         prepared: the prepared run.
         folder: folder of the run; created when the run starts.
-        remote_fleet: if clients run on other machines, the function that is called with this
-            machine's fleet and returns the fleet to use.
-        keep_validated: keep the checkpoints of all validated rounds, not only those of the chosen
-            and the last rounds.
+        remote_fleet: takes this machine's fleet and returns the fleet to use, for clients that run
+            on other machines.
+        keep_validated: keep the checkpoints of all validated rounds, not only of the chosen and
+            the last round.
 
     Raises:
         CheckpointError: the folder holds a run with another configuration or other data, a damaged
@@ -123,7 +123,7 @@ class Experiment:
         """Train the remaining rounds and yield a record for each.
 
         Raises BusyError if another process trains in the same folder or the folder is deleted, and
-        CheckpointError if more rounds are trained than run.rounds.
+        CheckpointError if the run already has more rounds than run.rounds.
         """
         if self.config.run.allocator == "keep":
             keep_freed_memory()
@@ -148,7 +148,7 @@ class Experiment:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a checkpoint from which to continue, be it that of round 0."""
+        """Whether the run has a checkpoint to continue from (round 0 has one, too)."""
         return self._started
 
     def alone(self) -> AbstractContextManager[Lock]:
@@ -181,7 +181,7 @@ class Experiment:
     def result(self) -> Score:
         """Test the chosen round and write result.json.
 
-        The file is written before the raw baselines are computed, and again with them.
+        The file is written before the raw baselines are computed, and rewritten to include them.
         """
         found, traffic = self._counted(self.prepared.test, self.chosen(), self.best_round)
         marks = not_honest(self.config.settings)
@@ -208,7 +208,7 @@ class Experiment:
             return raw_baselines(self.prepared.dataset, episodic_test)
 
     def _protocol(self) -> dict[str, Any]:
-        """Return how the run is tested; tests on clients' own classes have no shot."""
+        """Return how the run is tested; the shot is None for tests on clients' own classes."""
         own, test = self.prepared.own_tests, self.prepared.test
         validated = any(record["validation"] for record in self.recorder.records())
         by = "test classes" if self._validation is test else "validation"
@@ -221,25 +221,25 @@ class Experiment:
 
     @property
     def _chooses(self) -> bool:
-        """Whether validation chooses the round."""
+        """Whether validation chooses the round to test."""
         return self._validation is not None and self.config.run.choose != "last"
 
     @property
     def _validation(self) -> EpisodicTest | None:
-        """The test that is evaluated during training and may choose the round."""
+        """The test that is evaluated during training and may choose the round to test."""
         peeks = self.config.run.choose == "best_on_test_classes"
         return self.prepared.test if peeks else self.prepared.validation
 
     def evaluate(self, episodic_test: EpisodicTest) -> Score:
         """Evaluate the chosen round on a test, without effect on the run or its bytes.
 
-        The chosen round is the one with the best validation accuracy, or without validation the
-        last one that has a checkpoint. Raises CheckpointError if its checkpoint does not exist.
+        The chosen round is the round with the best validation accuracy, or without validation the
+        last round that has a checkpoint. Raises CheckpointError if that checkpoint is missing.
         """
         return self.evaluate_state(episodic_test, self.chosen(), self.best_round)
 
     def chosen(self) -> Tree:
-        """Return the server's state after the chosen round, and make its private states readable.
+        """Return the server's state after the chosen round; open the round's private states.
 
         Raises CheckpointError if the checkpoint of the round does not exist.
         """
@@ -258,13 +258,13 @@ class Experiment:
         return self.evaluate_state(episodic_test, first, -1)
 
     def evaluate_state(self, episodic_test: EpisodicTest, server: Tree, round: int) -> Score:
-        """Evaluate a server's state as the state after a round, without counting bytes."""
+        """Evaluate a server state as the state after `round`, without counting bytes."""
         return self._counted(episodic_test, server, round)[0]
 
     def _counted(
         self, episodic_test: EpisodicTest, server: Tree, round: int
     ) -> tuple[Score, list[dict[str, Any]]]:
-        """Return a server state's score, and the bytes of this evaluation as in ledger.json."""
+        """Return a server state's score, and the bytes of its evaluation as rows of ledger.json."""
         ledger, clients = self.meter.to_json(), self._clients(round, "evaluate")
         self.meter.load_json([])
         try:
@@ -350,7 +350,7 @@ class Experiment:
         self._best = self._best_so_far() if self._started else None
         if last < self.config.run.rounds:  # else there is nothing to train
             changed = None
-            if self._started:  # the environment has changes of the fleet
+            if self._started:  # a changed fleet is noted in the environment
                 before = self.checkpoints.notes(self.round)["config"]
                 changed = difference(
                     before, self.config.settings, except_for=["run.fleet"], diagnostics=True
@@ -359,7 +359,7 @@ class Experiment:
 
     @property
     def _environment(self) -> dict[str, Any]:
-        """Facts about the environment that the run determines: threads, fleet, method file."""
+        """Facts that depend on the run, not the machine: threads, fleet, method file."""
         mine = {"intra_op_threads": self._threads, "fleet": self.config.run.fleet}
         return mine | own.noted(self.config.settings["method"]["name"])
 
@@ -382,7 +382,7 @@ class Experiment:
         self._private = self.fleet.seal(self.round, {*held, self.best_round})
         notes = {
             "round": self.round,
-            "fedshot": __version__,  # older checkpoints lack it, see `check_belongs`
+            "fedshot": __version__,  # missing in older checkpoints, see `check_belongs`
             "config": self.config.settings,
             "dataset": self.prepared.dataset.digest,
             "deal": self.prepared.partition_digest,
@@ -391,7 +391,7 @@ class Experiment:
             "private": self._private,
         }
         self.checkpoints.write(self.round, self.server, notes)
-        self.recorder.write("ledger.json", self.meter.to_json(), sync=False)  # also in the notes
+        self.recorder.write("ledger.json", self.meter.to_json(), sync=False)  # as in notes
         keep = {self.round, self.best_round, *held[-1:]}
         if self._keep_looks:
             keep |= {round for round in held if round % self.config.run.validate_every == 0}
@@ -419,7 +419,7 @@ class Experiment:
     def _check_classes(self) -> None:
         """Raise CheckpointError if the split has other classes than when the run started.
 
-        Base classes are not compared on a server without training data, which does not know them.
+        Base classes are not compared on a server without training data.
         """
         held = dataset_info.held_classes(self.folder)
         if held is None:
@@ -441,9 +441,9 @@ class Experiment:
             )
 
     def _check_partition(self, held: str | None) -> None:
-        """Raise CheckpointError if the partition differs from that with which the run started.
+        """Raise CheckpointError if the run started with another partition.
 
-        `held` is the hash of that partition; None in checkpoints of older versions.
+        `held` is the hash of the partition in the checkpoint; None in those of older versions.
         """
         kind = self.config.settings["partition"]["name"]
         resumes = self.round < self.config.run.rounds
@@ -483,7 +483,7 @@ class Experiment:
 
 
 def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
-    """Return the fleet that a run's options choose."""
+    """Return the fleet that the options of a run select."""
     assert run.threads is not None, "PreparedRun sets it"
     if run.fleet == "vectorised":
         return Vectorised(host, run.chunk, workers, run.threads)
@@ -497,7 +497,7 @@ def check_belongs(
 ) -> None:
     """Raise CheckpointError unless a checkpoint belongs to a run with this configuration.
 
-    It is also raised if the meaning of a setting has changed since the run started. With
+    The error is also raised if a setting means something else than when the run started. With
     `any_device`, `run.device` may differ.
     """
     may_differ = (*MAY_CHANGE, "run.device") if any_device else MAY_CHANGE

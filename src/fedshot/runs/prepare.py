@@ -37,10 +37,10 @@ _SMALL = 3 * 10**8  # FLOPs below which Python's overhead dominates, so several 
 class FederatedDataset:
     """A dataset with its split and partition.
 
-    `rows` are the dataset's base (training), validation and novel (test) rows; they are divided by
-    class as in `split`, or by user if `split` is None. `clients` are the clients that can form an
-    episode; `left_out` has the reason for each client that cannot. Without novel rows, `own_tests`
-    is true: clients are tested on examples of their own classes that the partition sets aside.
+    `rows` are the dataset's base (training), validation and novel (test) rows, divided by class as
+    in `split`, or by user if `split` is None. `clients` are the clients that can form an episode;
+    `left_out` has the reason for each client that cannot. Without novel rows, `own_tests` is true:
+    clients are tested on examples of their own classes that the partition sets aside.
 
     Raises:
         DataError: the data is missing or too small.
@@ -70,7 +70,7 @@ class FederatedDataset:
             self.split = config.split.of(self.dataset, config.data.split(self.dataset), splits)
             self.split.check(self.dataset)
             self.rows = RowSplit.of_classes(self.dataset, self.split)
-        # Without novel rows, the partition defines the tests. It is then drawn from test.seed, so
+        # Without novel rows, the partition defines the tests and is drawn from test.seed, so
         # that all training seeds share one test.
         self.own_tests = not len(self.rows.novel)
         self.partition_key = (test_key if self.own_tests else self.key).at("partition")
@@ -102,7 +102,7 @@ class FederatedDataset:
 
     @cached_property
     def copies(self) -> Copies:
-        """The identical examples among those for training, validation and test."""
+        """The examples that occur more than once in the data for training, validation and test."""
         parts = [self.rows.base, self.rows.validation, self.rows.novel]
         if self.own_tests:
             dealt = (self.client_split.train, self.client_split.validation, self.client_split.test)
@@ -110,7 +110,7 @@ class FederatedDataset:
         return Copies.of(self.dataset, parts)
 
     def dataset_info(self) -> DatasetInfo:
-        """Return the facts about the data that a run stores."""
+        """Return the information about the data that a run stores."""
         return DatasetInfo.of(self.dataset, self.rows, len(self.client_split.train), self.clients)
 
     def notices(self) -> list[str]:
@@ -140,7 +140,7 @@ class FederatedDataset:
         return found
 
     def _check_groups(self) -> None:
-        """Raise ConfigError if a group of near-identical examples might be in support and query."""
+        """Raise ConfigError if near-identical examples might be in both support and query."""
         if self.dataset.groups is None:
             return
         conflicts = {
@@ -309,7 +309,7 @@ class PreparedRun(FederatedDataset):
         return EpisodicTest.draw(self.dataset, classes, spec, episodes, key, rows, options.group)
 
     def _shape(self, options: TestOptions) -> EpisodeSpec:
-        """Return the shape of test episodes, whose labels are ordered as in training."""
+        """Return the shape of test episodes, with `episode.labels` of the training episodes."""
         return replace(options.spec, labels=self.config.episode.labels)
 
     def _own_class_test(self, part: str, held: Partition) -> EpisodicTest:
@@ -322,7 +322,7 @@ class PreparedRun(FederatedDataset):
         return episodic_test
 
     def _check_test(self, option: str, test: TestOptions) -> None:
-        """Raise ConfigError if the method cannot have such a test; `option` names its way."""
+        """Raise ConfigError if the method does not support a test; `option` is its way's key."""
         _check_way(option, test.spec.max_way, self.method.traits.max_test_way)
         self.method.check_group(test.group)
 
@@ -366,7 +366,7 @@ class PreparedRun(FederatedDataset):
 
 
 def _check_way(option: str, way: int, widest: int | None) -> None:
-    """Raise ConfigError if the head has fewer outputs than a way, which `option` names."""
+    """Raise ConfigError if `way`, the value of `option`, is above the head's outputs `widest`."""
     if widest is not None and way > widest:
         raise ConfigError(
             f"{option} is {way}; model.head.way is {widest}, the number of classes that the "
@@ -386,7 +386,7 @@ def threads_for(flops: int, asked: int | None) -> int:
 
 
 def workers_for(flops: int, run: RunOptions, *, text: bool) -> int:
-    """Return how many clients, or stacks of clients, run at once; results do not depend on it."""
+    """Return how many clients, or stacks of clients, run at once, without effect on results."""
     if run.fleet == "sequential" or run.device != "cpu":
         return 1
     if run.workers is not None:

@@ -43,7 +43,7 @@ Seconds: TypeAlias = Annotated[float, Field(gt=-1e9, lt=1e9)]
 
 
 class FaultJson(TypedDict):
-    """A fault in metrics.jsonl: a client's reply that did not count."""
+    """A fault in metrics.jsonl: a client's reply that was lost or rejected."""
 
     client: NotRequired[Whole]
     kind: NotRequired[str]
@@ -88,11 +88,11 @@ class Record:
         round: number of the round, from 1; 0 is before training.
         metrics: means over the cohort as reported by the method, such as the loss in nats.
         validation: score on the validation classes, in validated rounds.
-        best_round: the round chosen so far.
+        best_round: the round chosen so far for the test.
         bytes_down: bytes sent to clients for training since the start.
         bytes_up: bytes received from clients for training since the start.
         seconds: duration of the round without evaluation.
-        faults: replies that did not count, with client, kind and reason.
+        faults: replies that were lost or rejected ("refused"), with client, kind and reason.
         skipped: reason why the round was skipped; None if it was not.
         exchanges: number of exchanges between server and clients.
         elapsed: seconds since the previous record, including evaluation, by a monotonic clock; None
@@ -137,12 +137,12 @@ class Recorder:
     ) -> None:
         """Write the environment of a new run, or add what has changed when a run is resumed.
 
-        Earlier changes are dropped if they belong to rounds that will be trained again.
+        Changes recorded for rounds that will be trained again are removed.
 
         Args:
             round: last complete round; -1 before the first.
             more: further facts about the run: threads, fleet, file of a user-defined method.
-            settings: description of settings that changed since that round; None if none.
+            settings: description of the settings that changed after `round`; None if none did.
         """
         now, first = {**environment(), **more}, read_environment(self.folder)
         is_new, written = not first, first.pop("resumed", [])
@@ -157,7 +157,7 @@ class Recorder:
             self.write(ENVIRONMENT, content, sync=True)
 
     def changes(self, round: int, more: Mapping[str, Any]) -> list[str]:
-        """Describe changes of the environment since a round that may change bits of results.
+        """Describe changes of the environment since `round` that may change bits of results.
 
         `more` is as for `note_environment`.
         """
@@ -178,9 +178,9 @@ class Recorder:
         return records.read_lines(path, RecordJson, f"{records.COPY}, or start a new run")
 
     def rewind(self, round: int) -> None:
-        """Delete the records after a round.
+        """Delete the records of rounds after `round`.
 
-        Raises CheckpointError if the record of that round, or of an earlier one, is missing.
+        Raises CheckpointError if a record is missing up to that round.
         """
         kept = [r for r in self.records() if r["round"] <= round]
         held = {r["round"] for r in kept}
@@ -191,7 +191,7 @@ class Recorder:
                 "the file from a copy, or start a new run."
             )
         text = "".join(json.dumps(r) + "\n" for r in kept)
-        for partial in self.folder.glob(f"{RECORDS}.*{storage.PARTIAL}"):  # of a killed run
+        for partial in self.folder.glob(f"{RECORDS}.*{storage.PARTIAL}"):  # left by a killed run
             partial.unlink(missing_ok=True)
         storage.write_bytes(self.folder / RECORDS, text.encode(), sync=True)
 
@@ -219,7 +219,7 @@ def _until(round: int, resumed: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _last(first: dict[str, Any], resumed: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the latest environment: the first one, updated by the last change."""
+    """Return the latest environment: the environment at the start, updated by the last change."""
     return {**first, **resumed[-1]["environment"]} if resumed else first
 
 
@@ -236,7 +236,7 @@ def changed(
 
 
 def environment() -> dict[str, Any]:
-    """Return versions and machine facts, without host name, paths or user."""
+    """Return versions of software and facts about the machine, without host name, paths or user."""
     return {
         "fedshot": __version__,
         "python": platform.python_version(),

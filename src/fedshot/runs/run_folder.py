@@ -59,9 +59,9 @@ def written(folder: Path) -> Settings:
 
 
 def configuration(folder: Path, *, any_device: bool = False) -> Config:
-    """Return the configuration of a run. Raises as `written` does, and ConfigError.
+    """Return the configuration of a run. Raises ConfigError, and CheckpointError as `written`.
 
-    With `any_device`, the device is the CPU if the run's was a GPU and this machine has none.
+    With `any_device`, a run that used a GPU gets the CPU if this machine has no GPU.
     """
     settings = written(folder)
     if any_device and at(settings, "run.device") == "cuda" and not torch.cuda.is_available():

@@ -51,13 +51,13 @@ class ResultJson(TypedDict):
 
 @dataclass(frozen=True)
 class TestProtocol:
-    """How a run was tested, as far as its files say.
+    """How a run was tested, according to its files.
 
     Args:
         own: whether each client was tested on images of its own classes, in one episode; None if
             an older result does not say.
-        users: whether the data were split by user, not by class, so that the tested users took no
-            part in training.
+        users: whether the data were split by user, not by class, so that no tested user took part
+            in training.
         way: (fewest, most) classes of an episode; None if unknown.
         shot: support examples per class; None if unknown or if clients use all training examples.
         marks: reasons why the result is not a fair estimate, from `not_honest`.
@@ -101,7 +101,7 @@ class TestProtocol:
 
     @property
     def where(self) -> str:
-        """The origin of the test examples, in words; "" if unknown."""
+        """Description of where the test examples come from; "" if unknown."""
         if self.own is None:
             return ""
         if self.own:
@@ -120,14 +120,14 @@ class TestProtocol:
 
 
 def chose_by_test(settings: Mapping[str, Any]) -> bool:
-    """Return whether a run evaluates the test during training and chooses the round by it."""
+    """Return whether a run chooses its round by the accuracy on the test itself."""
     return bool(at(settings, "run.choose") == "best_on_test_classes")
 
 
 def alike(tests: Sequence[TestProtocol]) -> TestProtocol:
-    """Return the description that several tests have in common; fields that differ are unknown.
+    """Return what several protocols have in common; fields that differ are unknown.
 
-    It has the marks of all tests.
+    The result has the marks of all protocols.
     """
     if not tests:
         return TestProtocol()
@@ -145,7 +145,7 @@ def alike(tests: Sequence[TestProtocol]) -> TestProtocol:
 
 
 def _own(split: Mapping[str, Any]) -> bool | None:
-    """Return whether the section `split` leaves no novel classes; None if the dataset decides."""
+    """Return whether the section `split` leaves no novel classes; None if it does not say."""
     if split.get("users") is not None:
         return not split["users"][-1]
     if split.get("random") is not None:

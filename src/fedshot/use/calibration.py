@@ -24,7 +24,7 @@ FILE = "calibration.json"
 
 
 class CalibrationWarning(UserWarning):
-    """Warns that a threshold was measured with another way or shot than the support set has."""
+    """Warns that a threshold was measured with a different way or shot than the support set's."""
 
 
 _Count: TypeAlias = Annotated[int, Field(ge=1, lt=2**31)]
@@ -78,27 +78,27 @@ class Calibration:
     round: int
     way: int
     shot: int
-    client: int | None  # client whose model was measured; None for the server's, or all in turn
+    client: int | None  # client whose model was measured; None: the server's, or all clients'
     episodes: int  # number of episodes, both halves together
     seed: int  # seed of the episodes
     temperature: float  # divisor of the logits
-    at_bound: bool  # the best temperature is outside the search range; 1 is used instead
+    at_bound: bool  # the best temperature is out of range; `temperature` is 1 instead
     accuracy: float
     ece_before: float  # expected calibration error, in [0, 1], at temperature 1
-    ece_after: float  # the same at `temperature`
+    ece_after: float  # expected calibration error at `temperature`
     nll_before: float  # cross-entropy in nats at temperature 1
-    nll_after: float  # the same at `temperature`
+    nll_after: float  # cross-entropy in nats at `temperature`
     signal: Signal = "probability"  # thresholds apply to the largest "probability" or "logit"
     auroc: float | None = None  # AUROC of `signal`, known against unknown examples
     unknown: tuple[Unknown, ...] = ()  # sorted by `asked`; empty if no threshold was measured
-    end: End = ""  # the end of the search range, if `at_bound`; see `confidence.temperature`
+    end: End = ""  # which end of the range, if `at_bound`; see `confidence.temperature`
     apart: bool = False  # the two halves share no image
     ece_interval: Interval | None = None  # 95 % bootstrap interval of `ece_after`
 
     def at(self, accept_unknown: float) -> Unknown:
-        """Return the threshold for the largest measured share that is at most `accept_unknown`.
+        """Return the threshold with the largest `asked` that is at most `accept_unknown`.
 
-        Raises ConfigError if all measured shares are larger, or no threshold was measured.
+        Raises ConfigError if every `asked` is larger, or no threshold was measured.
         """
         fit = [one for one in self.unknown if one.asked <= accept_unknown]
         if not self.unknown:
@@ -115,13 +115,13 @@ class Calibration:
         return fit[-1]
 
     def accepts(self, logits: Tensor, accept_unknown: float) -> Tensor:
-        """Return for each row of logits whether its example is accepted as known, bool [n]."""
+        """Return whether the example of each row of logits is accepted as known, bool [n]."""
         signal = signals(logits, self.temperature)[self.signal]
         return signal >= self.at(accept_unknown).threshold
 
 
 def store(folder: Path, found: Calibration) -> Path:
-    """Store a calibration in the run's folder, replacing that of the same way, shot and client."""
+    """Store a calibration in the run's folder; replace one with the same way, shot and client."""
     with locked(folder / ".calibration.lock"):
         kept = [one for one in stored(folder) if _key(one) != _key(found)]
         entries = sorted([*kept, found], key=_key)
@@ -148,8 +148,8 @@ def calibration_of(
 ) -> Calibration | None:
     """Return the stored calibration with the nearest way and shot, or None if there is none.
 
-    Only calibrations of the chosen round count. Temperatures depend on the shot more than on the
-    way. With `thresholds`, a calibration that has thresholds is preferred.
+    Only calibrations of the chosen round are considered. The shot counts more than the way, because
+    temperatures depend on it more. With `thresholds`, calibrations with thresholds are preferred.
     """
     fit = [one for one in stored(run.folder) if one.round == run.round]
     if thresholds:

@@ -17,7 +17,7 @@ from fedshot.runs.test_protocol import ResultJson, TestProtocol
 from fedshot.use.calibration import stored
 from fedshot.use.trained import TrainedRun
 
-CARD = "Exported by fedshot"  # text by which an earlier card is recognised
+CARD = "Exported by fedshot"  # text that identifies the card of an earlier export
 _MAX_NAMES = 40  # maximum number of class names in a card
 
 
@@ -37,7 +37,7 @@ def card_facts(run: TrainedRun) -> dict[str, str]:
 
 
 def result_of(run: TrainedRun) -> dict[str, Any] | None:
-    """Return the content of result.json if it is of the chosen round, else None.
+    """Return the content of result.json if it is about the chosen round, else None.
 
     Raises CheckpointError if the file is damaged.
     """
@@ -108,7 +108,7 @@ def card_text(
 
 
 def _parts(run: TrainedRun) -> list[str]:
-    """Return the lines on the data that chose the round and on the data of the test."""
+    """Return the lines on the data used to choose the round and on the data of the test."""
     facts, protocol = run.dataset_info, protocol_of(run)
     by = (result_of(run) or {}).get("chosen_by", run.config.run.choose)
     if by in ("best_on_test_classes", "test classes"):
@@ -250,7 +250,7 @@ def _options(settings: dict[str, Any]) -> str:
 
 
 def code(text: object) -> str:
-    """Return text as an inline code span of Markdown, with a fence longer than any inside."""
+    """Return text as inline code in Markdown, fenced by more backticks than the text contains."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
     fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
     padded = f" {line} " if line.startswith("`") or line.endswith("`") else line

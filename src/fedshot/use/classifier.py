@@ -40,7 +40,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         run: folder of a run; the model of its chosen round predicts.
         client: the client whose model predicts, for methods whose clients keep models.
         calibrated: divide the logits by the temperature that `fedshot calibrate` stored with the
-            run, if there is one.
+            run, if the run has been calibrated.
         accept_unknown: share, in (0, 1), of the examples of unknown classes that may be accepted
             as one of the known classes; rejected examples get `unknown_label`. Needs a
             calibration. None accepts every example.
@@ -50,7 +50,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     Attributes:
         classes_: sorted labels, in the order of the columns of `predict_proba`.
         n_features_in_: size of an image of the model, H * W * C; not set for texts.
-        calibration_: the calibration in use, nearest to the examples' way and shot, or None.
+        calibration_: the calibration in use, the nearest to the examples' way and shot; or None.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return classifier
 
     def fit(self, X: Any, y: Any) -> FewShotClassifier:  # noqa: N803  (scikit-learn's names)
-        """Store labelled examples; they replace those of an earlier call.
+        """Store labelled examples, in place of the examples of an earlier call.
 
         Args:
             X: images: arrays [n, H, W, C] or [n, H, W], uint8 or floats in [0, 1]; paths, bytes of
@@ -101,14 +101,14 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> FewShotClassifier:  # noqa: N803
         """Add examples of old or new classes to the stored ones.
 
-        Only for methods to which examples can be added later, such as class means; methods that
+        Only for methods that can add examples later, such as those with class means; methods that
         adapt by gradient steps need all examples at once, with `fit`.
 
         Args:
             X: as in `fit`.
             y: as in `fit`.
-            classes: all labels that may occur, as in scikit-learn; other labels are refused. If
-                given, the first examples may be of one class; `predict` needs two.
+            classes: all labels that may occur, as in scikit-learn; other labels are errors. If
+                given, the first examples may all be of one class, but `predict` needs two classes.
         """
         run = self.opened
         if not run.method.traits.adds_examples:
@@ -126,14 +126,14 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             self._check_unchanged()
             x, old = joined(self.support_, x), self.classes_[self.support_codes_]
             labels = labels_of([*old.tolist(), *labels.tolist()], len(x))
-        # Examples of one class may be followed by others.
+        # Examples of other classes may follow later.
         one_class = classes is not None or len(getattr(self, "classes_", ())) == 1
         with self._rolled_back_on_error():
             self._learn(run, x, labels, one_class=one_class)
         return self
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
-        """Return the accuracy for labels of any type; `sample_weight` is [n], without negatives."""
+        """Return the accuracy for labels of any type; `sample_weight` is [n], not negative."""
         predicted = self.predict(X).tolist()
         labels = labels_of(y, len(predicted)).tolist()
         right = [bool(a == b) for a, b in zip(predicted, labels, strict=True)]
@@ -166,12 +166,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return self.probabilities(self.logits(X))
 
     def probabilities(self, logits: Tensor) -> Labels:
-        """Return float64 [n, classes], probabilities of logits at the calibrated temperature."""
+        """Return probabilities from logits at the calibrated temperature, float64 [n, classes]."""
         temperature = self.calibration_.temperature if self.calibration_ else 1.0
         return torch.softmax(logits.double() / temperature, dim=1).numpy()
 
     def accepted(self, logits: Tensor) -> Labels:
-        """Return whether each row of logits is accepted as of a known class, bool [n]."""
+        """Return whether the example of each row of logits is accepted as known, bool [n]."""
         self._check_threshold(self.calibration_)
         if self.accept_unknown is None or self.calibration_ is None:
             return np.ones(len(logits), dtype=bool)
@@ -257,7 +257,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self._check_threshold(self.calibration_)
         if self.accept_unknown is not None and self.calibration_ is not None:
             self._warn_of_shape(self.calibration_, counts, shot)
-        if self.client is not None or run.keeps_private:  # else the server can always predict
+        if self.client is not None or run.keeps_private:  # otherwise the server can always predict
             if self.client is not None:
                 run.check_client(self.client)
             run.logits(self._eval_episodes(run, x[:1]), self.client)
@@ -278,7 +278,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         found.at(self.accept_unknown)
 
     def _warn_of_shape(self, found: Calibration, counts: Labels, shot: int) -> None:
-        """Warn if a threshold was measured with another way or shot than the examples have."""
+        """Warn if the threshold was measured with a different way or shot than the examples'."""
         way = len(counts)
         uneven = int(counts.min()) != int(counts.max())
         same = (found.way, found.shot) == (way, shot)
@@ -312,7 +312,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     @property
     def opened(self) -> TrainedRun:
-        """The opened run; it is opened again only if `run` or `data_dir` changes."""
+        """The opened run, reopened only if `run` or `data_dir` changes."""
         asked = (str(self.run), self.data_dir)
         if getattr(self, "_asked", None) != asked:
             self._run = TrainedRun(self.run, self.data_dir)
@@ -346,7 +346,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return self.inputs(X)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickling without the opened run, which a copy opens again."""
+        """Return the state for pickling, without the opened run, which the copy opens itself."""
         state: dict[str, Any] = super().__getstate__()
         return {k: v for k, v in state.items() if k not in ("_run", "_inputs", "_asked")}
 

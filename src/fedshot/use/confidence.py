@@ -2,8 +2,8 @@
 
 Logits are divided by the temperature T that minimises the cross-entropy on validation episodes (Guo
 et al. 2017, On Calibration of Modern Neural Networks); the loss is convex in 1 / T, so golden
-section search finds it. A threshold rejects examples of unknown classes, on the largest probability
-or the largest logit, whichever separates them better on validation episodes.
+section search finds T. A threshold rejects examples of unknown classes. It applies to the largest
+probability or the largest logit, whichever separates known from unknown better on validation data.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Interval: TypeAlias = tuple[float, float]
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # shares of unknown examples that may be accepted
 BINS = 15
 _COLDEST, _HOTTEST = 1e-3, 1e4  # temperatures
-_NEAR = 0.01  # distance from an end of the range, in log temperature, that counts as the end
+_NEAR = 0.01  # log temperatures this close to an end of the range count as that end
 _RESAMPLED = 1000  # number of bootstrap samples for an interval
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A threshold for rejecting unknown examples, and its error rates on other episodes."""
+    """A threshold for rejecting unknown examples, with error rates on episodes not fitted to."""
 
     asked: float  # requested share of unknown examples that are accepted
     threshold: float  # minimum probability or logit of an accepted example
@@ -48,14 +48,14 @@ class LabelledLogits:
 
     logits: Tensor  # [n, way]
     y: Tensor  # int64 [n]; -1 for a class outside the episode
-    measures: Tensor  # bool [n]: True in the half of the episodes that measures, not fits
+    measures: Tensor  # bool [n]: False in the half for fitting, True in the half for measuring
     episode: Tensor  # int64 [n]: number of the episode
 
 
 def signals(logits: Tensor, temperature: float) -> dict[Signal, Tensor]:
     """Return the largest probability and largest logit of each example, float64 [n].
 
-    Either may separate known from unknown examples.
+    Either signal may separate known from unknown examples.
     """
     logits = logits.double()
     probability = torch.softmax(logits / temperature, 1).max(1).values
@@ -65,8 +65,8 @@ def signals(logits: Tensor, temperature: float) -> dict[Signal, Tensor]:
 def temperature(logits: Tensor, y: Tensor) -> tuple[float, End]:
     """Return (temperature with the smallest cross-entropy, end of the search range or "").
 
-    If the search stops at an end of its range, the temperature is 1. At "cold" all predictions are
-    correct and the loss has no minimum; at "hot" they are no better than chance.
+    If the search stops at an end of its range, the returned temperature is 1. At the end "cold" all
+    predictions are correct and the loss has no minimum; at "hot" they are no better than chance.
     """
     logits = logits.double()
 
@@ -116,7 +116,7 @@ def error_interval(p: Tensor, y: Tensor, episode: Tensor) -> Interval:
     """Return the 95 % interval of the expected calibration error, by bootstrap over episodes.
 
     Episodes are resampled, not queries, because the queries of an episode share a support set. The
-    error is a sum of absolute values, so few episodes overestimate it; resampling adds to that.
+    error is a sum of absolute values, so few episodes overestimate it, and resampling adds bias.
     """
     bins, gap = _gaps(p, y)
     ids, number = torch.unique(episode, return_inverse=True)
@@ -130,7 +130,7 @@ def error_interval(p: Tensor, y: Tensor, episode: Tensor) -> Interval:
 def share_interval(hit: Tensor, episode: Tensor) -> Interval:
     """Return the 95 % interval of the share of True values in `hit`, by bootstrap over episodes.
 
-    If no value or every value is True, it is the exact binomial interval over episodes.
+    If all values are equal, the interval is the exact binomial interval over episodes instead.
     """
     ids, number = torch.unique(episode, return_inverse=True)
     sizes = torch.bincount(number, minlength=len(ids)).double()
@@ -155,7 +155,7 @@ def _interval(values: Tensor) -> Interval:
 
 
 def thresholds(labelled: LabelledLogits, temperature: float) -> dict[str, Any]:
-    """Return the signal with the higher AUROC, and its thresholds, as fields of `Calibration`.
+    """Return fields of `Calibration`: the signal with the higher AUROC, its AUROC and thresholds.
 
     Returns `{}` without unknown examples.
     """
@@ -180,7 +180,8 @@ def thresholds_of(
 ) -> tuple[Unknown, ...]:
     """Return a threshold of `signal` [n] for each of `SHARES`.
 
-    Thresholds are fitted to the examples outside `half` and measured on those in `half`.
+    Thresholds are fitted to the unknown examples outside the mask `half`; their error rates are
+    measured on the examples in `half`.
     """
     fit, others, own = signal[~known & ~half], signal[~known & half], signal[known & half]
     episodes = torch.from_numpy(episode[~known & half])

@@ -1,7 +1,7 @@
 """Find the encoder in a run's state, and wrap it in a `torch.nn.Module` that can be traced.
 
-The module calls the same functions as training. While they are traced, they do not use compiled
-kernels, and recurrent networks use their cell, whose traced step is applied to every word.
+The module calls the same functions as training, but without compiled kernels, which cannot be
+traced. Recurrent networks run their cell word by word.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from fedshot.nn.models.model import Model
 from fedshot.nn.optim import OptState
 from fedshot.use.trained import TrainedRun
 
-# Names of trees with a model's shape: step sizes, sums, optimiser states, other clients' models.
+# Names of trees that look like a model but hold step sizes, sums, optimiser states or models of
+# other clients.
 _NOT_MODELS = frozenset({"alpha", "pool", "outer", "optimizer", "bank", "moments"})
 
 
@@ -35,7 +36,7 @@ def encoder_of(run: TrainedRun, client: int | None = None) -> tuple[Tree, Tree]:
     states: list[Tree] = [] if run.banked else [run.server]
     if client is not None:
         run.check_client(client)
-        # A client that uploads a model predicts with it; its private state may hold an older one.
+        # A client that uploads a model predicts with it; its private state may hold an older model.
         states = [run.remembered(client), run.private(client), *states]
     for state in states:
         found = _find(run.model, state)
@@ -59,7 +60,7 @@ def _find(model: Model, state: Tree) -> tuple[Tree, Tree] | None:
 
 
 def _alike(state: Tree, like: Tree, name: str) -> list[Tree]:
-    """Return subtrees of a state with the structure of `like`; of several, those named `name`."""
+    """Return subtrees of a state structured as `like`; if there are several, those named `name`."""
     found = [(path, node) for path, node in _nodes(state, ()) if not tree.difference(like, node)]
     if len(found) > 1:
         found = [(path, node) for path, node in found if path and path[-1] == name]

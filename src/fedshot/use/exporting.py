@@ -1,7 +1,7 @@
 """Export the encoder of a run as weights, a torch program or ONNX, with a model card.
 
 The encoder maps examples to features. Methods that compare class means need nothing else; methods
-that adapt by gradient steps start from its weights.
+that adapt by gradient steps start from the encoder's weights.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _earlier(folder: Path, file: str, weights: str) -> dict[str, Any]:
     others = [name for name in FILES.values() if name != file and (folder / name).exists()]
     found: dict[str, Any] = {}
     if path.exists():
-        with suppress(CheckpointError):  # the file is of another program
+        with suppress(CheckpointError):  # a file of another program
             found = records.read(path, _Description)
     if found.get("weights") == weights:
         return found
@@ -160,7 +160,7 @@ def _weights(run: TrainedRun, module: Encoder) -> bytes:
 def _checked(
     run: TrainedRun, module: Encoder, make: Callable[[Encoder, tuple[Tensor, ...]], Any]
 ) -> bytes:
-    """Return the bytes of an exported program. Raises DataError if its features are wrong."""
+    """Return the bytes of the exported program. Raises DataError if its features are wrong."""
     n_inputs = 2 if isinstance(module, TaskEncoder) else 1
     traced = (example(run.model, 3), example(run.model, 4, 1))[:n_inputs]
     inputs = (example(run.model, 5, 2), example(run.model, 7, 3))[:n_inputs]
@@ -180,7 +180,7 @@ def _checked(
 def _own_features(
     run: TrainedRun, module: Encoder, inputs: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """Return the features by the run's model, with compiled kernels, in float32."""
+    """Return the features of the run's own model, with compiled kernels, in float32."""
     model = replace(run.model, bf16=False)
     body, stats = module._read()
     first, then = test_modes(model)

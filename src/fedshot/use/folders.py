@@ -34,8 +34,8 @@ WHOLE = 2048  # maximum number of files that a transductive method predicts toge
 class Skipped:
     """A file that was not used, and the reason.
 
-    `passed` says why a file was not even opened: it has another suffix ("other kind"), is beside
-    the class folders, or in a linked folder. It is "" for files that could not be read.
+    `passed` says why a file was not even opened: its suffix is not that of an image or text ("other
+    kind"), or it is beside the class folders, or in a linked folder. It is "" for unreadable files.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class FilePrediction:
     confidence: float  # probability of `nearest`
     nearest: str  # the most probable class
     turned_away: bool  # whether the example was rejected as unknown
-    probabilities: tuple[float, ...]  # one for each class, in order of `classes_`
+    probabilities: tuple[float, ...]  # one for each class, in the order of `classes_`
     text: str = ""  # the text of a row
 
 
@@ -81,7 +81,7 @@ def fit_folder(
     """Fit a classifier to `folder/<class>/<file>`, or to the rows of a table of texts.
 
     Returns the examples and the files that were skipped. Raises DataError if the folder does not
-    exist or no example of a class can be read.
+    exist, or if no example can be read for some class.
     """
     skipped: list[Skipped] = []
     if is_text and folder.is_file():
@@ -264,7 +264,7 @@ def _files(folder: Path, is_text: bool, skipped: list[Skipped]) -> Iterator[Path
     def failed(error: OSError) -> None:
         skipped.append(Skipped(Path(str(error.filename)), f"{error.filename}: {error.strerror}"))
 
-    for parent, folders, names in os.walk(folder, onerror=failed):  # follows no links
+    for parent, folders, names in os.walk(folder, onerror=failed):  # does not follow links
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in folders:
             if (path := Path(parent) / name).is_symlink():

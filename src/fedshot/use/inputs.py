@@ -57,7 +57,7 @@ class Inputs:
             raise InputError(str(error)) from error
 
     def one(self, path: Path) -> Tensor:
-        """Return the example in a file. Raises DataError, which names it, if it cannot be read."""
+        """Return the example in a file. Raises DataError, which names the file, if unreadable."""
         if self._pictures is not None:
             return torch.from_numpy(self._pictures.read(path, path).copy())
         assert self._sentences is not None
@@ -130,7 +130,7 @@ class Inputs:
         return padded([torch.from_numpy(row) for row in rows])
 
     def _rows(self, x: np.ndarray[Any, Any]) -> Tensor:
-        """Check and return rows of word numbers, which are numbered as in the run's data."""
+        """Check and return rows of word numbers, numbered as in the run's data."""
         most = FIRST_WORD + len(self._info.words)
         if x.size and (x.min() < PADDING or x.max() >= most):
             raise InputError(

@@ -1,8 +1,8 @@
 """Calibrate the confidence of a run on episodes of its validation classes.
 
 One half of the episodes is used to fit a temperature and thresholds (see `confidence`), the other
-half to measure them, on other images if there are enough of each class. Both halves have the same
-classes; if clients predict in turn, they do so in both. Every episode also has queries of a class
+half to measure their errors, on other images if each class has enough. Both halves have the same
+classes and, if clients predict in turn, the same clients. Every episode also has queries of a class
 that is not in its support set, if there are enough classes.
 """
 
@@ -46,10 +46,11 @@ def measure(
 
     Args:
         run: the run.
-        way: number of classes of an episode; None for that of the run's test.
-        shot: number of support examples per class; None for that of the run's test.
+        way: number of classes of an episode; None for the way of the run's test.
+        shot: number of support examples per class; None for the shot of the run's test.
         episodes: number of episodes, at least 4.
-        client: the client whose model predicts; None for the server's, or all clients in turn.
+        client: the client whose model predicts; None for the server's model, or for the models of
+            all clients in turn.
 
     Raises ConfigError for too few validation classes, DataError for missing or too few data.
     """
@@ -128,7 +129,7 @@ def _halves(
     episodes: int,
     key: Key,
 ) -> tuple[Tasks, bool]:
-    """Return (episodes, whether the halves share no image); the half to fit comes first.
+    """Return (episodes, whether the halves share no image); the half for fitting comes first.
 
     If half of the images of a class are too few for an episode, both halves use all images.
     """

@@ -1,4 +1,4 @@
-"""Divide any number of queries into episodes with one support set, which a method can predict."""
+"""Divide any number of queries into episodes that share a support set, for a method to predict."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The chosen round of a finished or unfinished run, opened for predictions.
 
 Only the run's folder is needed, no training data. Predictions come from the method's `evaluate`, in
-the arithmetic of the run, so an episode of the run's test gets the same prediction as in the run.
+the arithmetic of the run, so an episode of the run's test gets the same prediction as in the test.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BEFORE = 0  # the round before training
 
 
 class TrainedRun:
-    """The chosen round of a run: the best round on validation, or else the last one saved.
+    """The chosen round of a run: the best round on validation, or else the last saved round.
 
     Args:
         folder: the run's folder.
@@ -81,7 +81,7 @@ class TrainedRun:
 
     @property
     def keeps_private(self) -> bool:
-        """Whether each client has its own state, private or in the server's bank of models."""
+        """Whether each client has its own state, private or in the bank that the server keeps."""
         return self.banked or bool(tree.leaves(self._first_private))
 
     @cached_property
@@ -93,7 +93,7 @@ class TrainedRun:
         return self._host.private(client, (self.round, 0))
 
     def remembered(self, client: int) -> Tree:
-        """Return a client's state in the server's bank after the chosen round; `{}` without one."""
+        """Return a client's state in the server's bank after the chosen round, or `{}`."""
         found: dict[str, Any] = {}
         for path, leaf in (self._fleet.bank.load(client, (self.round, 0)) or {}).items():
             *parents, name = path.split("/")
@@ -131,7 +131,7 @@ class TrainedRun:
             eval_episodes: episodes of any way and shot, up to the method's `max_way`.
             client: the client whose model predicts, for methods whose clients keep models.
 
-        Raises ConfigError if the method needs `client` and it is None, or the reverse.
+        Raises ConfigError if `client` is None but the method needs it, or given but not needed.
         """
         predictions = self.evaluate(eval_episodes, client)
         by_client = any(p.client is not None for p in predictions)
@@ -155,7 +155,7 @@ class TrainedRun:
     def evaluate(
         self, eval_episodes: Sequence[EvalEpisode], client: int | None = None
     ) -> list[Prediction]:
-        """Return the method's predictions as in the test, with all clients or only `client`."""
+        """Return the method's predictions as in the test, by all clients or only by `client`."""
         ids = self.dataset_info.clients if client is None else (client,)
         clients = Clients(self._fleet, ids, quorum=0.0, round=self.round, phase="evaluate")
         threads, device = self.config.run.threads, self.config.run.device
@@ -196,7 +196,7 @@ class TrainedRun:
 
 
 class _Hosts(Host):
-    """The host of a run's clients: has their private states, and reads their data on access."""
+    """The host of a run's clients, which reads their data only when the data are used."""
 
     def __init__(self, run: TrainedRun) -> None:
         super().__init__(

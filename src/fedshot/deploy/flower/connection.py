@@ -2,7 +2,7 @@
 
 Flower's own SuperNode starts a process for every message and polls every three seconds. This
 connection lives in the process that has torch loaded and the data open. It never requests a run's
-app (FAB): a node runs only the code that is installed on it.
+app (FAB): a node runs only its own installed code.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ class UnreadableError(CodecError):
 
 
 class Connection:
-    """A connection to a server: direct on this machine, else through the environment's proxy.
+    """A connection to a server: direct to this machine, else through the environment's proxy.
 
-    `proxy` is the proxy's URL, or "". Raises ConfigError for a proxy that cannot be used.
+    `proxy` is the proxy's URL, or "" without a proxy. Raises ConfigError for an unusable proxy.
 
     Args:
         address: host and port.
         key: the node's private key.
         ca: certificate of the authority that signed the server's certificate; None for plain text.
-        memory: file that stores the node id assigned by the server.
+        memory: file in which the node id assigned by the server is stored.
         limits: bounds on received messages.
     """
 
@@ -206,14 +206,14 @@ class Connection:
                 raise ConnectionLostError(str(error)) from None
 
     def close(self) -> None:
-        """Close the connection. The server notices it by missing heartbeats."""
+        """Close the connection. The server notices by the missing heartbeats."""
         self._stop.set()
         self._client.close()
 
     def _call(self, name: str, request: Any) -> Any:
         try:
             return getattr(self._client, name)(request)
-        except (CodecError, ValueError) as error:  # the response is too large, or not one of Flower
+        except (CodecError, ValueError) as error:  # the response is too large, or not from Flower
             if name == "PullObject":
                 raise CodecError(str(error)) from None  # affects one message, not the connection
             raise ConnectionLostError(str(error)) from None

@@ -3,10 +3,10 @@
     client-000004.safetensors   x uint8 [n, H, W, C] and y int64 [n]; for texts ids, offsets, table
     tests.safetensors           the same for the rows for validation and test, and row numbers
 
-The metadata of a client's file name all classes, which have the same numbers on all nodes. If the
-file was split from a dataset, they also hold the hashes of the dataset and of the client split. A
-server with the test data needs neither client files nor the dataset: rows keep the numbers that
-they have in the whole dataset, so the test episodes and their hash are the same. The clients' rows
+The metadata of a client's file list all classes, which have the same numbers on all nodes. If one
+dataset was split into the files, the metadata also hold the hashes of the dataset and of the client
+split. A server with the test data needs neither client files nor the dataset: rows keep their
+numbers in the whole dataset, so the test episodes and their hash are the same. The clients' rows
 are filled with black images or empty texts, which are never read.
 """
 
@@ -65,7 +65,7 @@ def kind_of(dataset: Dataset) -> dict[str, Any]:
 
 
 def shares_of(clients: Sequence[int], nodes: int) -> list[list[int]]:
-    """Return the clients of each node. Raises ConfigError if a node would have none."""
+    """Return the clients of each node. Raises ConfigError if a node would have no client."""
     shares = [[client for client in clients if client % nodes == i] for i in range(nodes)]
     if [] in shares:
         raise ConfigError(
@@ -76,7 +76,7 @@ def shares_of(clients: Sequence[int], nodes: int) -> list[list[int]]:
 
 
 def check_apart(folder: Path, shares: Sequence[Collection[int]]) -> None:
-    """Raise ConfigError if a node's folder holds clients that `shares` gives to other nodes."""
+    """Raise ConfigError if a node's folder holds a client that is not in the node's share."""
     for node in sorted(folder.glob("node-*")):
         number = node.name.removeprefix("node-")
         share = shares[int(number)] if number.isdecimal() and int(number) < len(shares) else ()
@@ -90,7 +90,7 @@ def check_apart(folder: Path, shares: Sequence[Collection[int]]) -> None:
 def write_shards(
     folder: Path, dataset: Dataset, partition: Partition, clients: Collection[int]
 ) -> None:
-    """Write a file for each of the clients.
+    """Write the data file of each of these clients.
 
     Raises DataError for a partition that changes in every round.
     """
@@ -194,7 +194,7 @@ def _concatenate(parts: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -
 
 
 def _one_table(texts: Sequence[Tokens]) -> tuple[Words, Table]:
-    """Return the concatenated word ids, renumbered, and a table with each vector once."""
+    """Return the concatenated word ids, renumbered, and a table that holds each vector once."""
     rows = list(texts[0].table[: PADDING + 1])
     numbers: dict[bytes, int] = {}  # new ids of all vectors except the padding's
     ids = []
@@ -213,7 +213,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 def write_server_tests(folder: Path, federated: FederatedDataset) -> None:
-    """Write the part of a dataset that a server needs.
+    """Write the part of a dataset that a server needs to validate and test.
 
     Raises DataError if clients are tested on their own examples, which the server would not have.
     """
@@ -244,7 +244,7 @@ def write_tests(
     Args:
         folder: folder of the file.
         dataset: only its rows for validation and test are written.
-        rows: row numbers of the dataset, by part of the split.
+        rows: row numbers of the dataset, by part of the class split.
         base: numbers of the classes that clients train on; the dataset may lack their examples.
         clients: number of clients.
         notes: further metadata, such as hashes of dataset and client split, or clients left out.

@@ -1,12 +1,14 @@
 """The fleet whose clients are on Flower nodes.
 
 An exchange sends each node one message, for all clients of the node. The message also holds the
-orders that have accumulated since the last message: to drop the states of replies that were not
-accepted, or to void (discard) a round. Only the order to seal a round, i.e. to make its states
+orders queued since the last message: to drop the states of replies that were not accepted, or to
+void (discard) a round. Only the order to commit a round (`seal`), which makes its private states
 permanent, is sent in a separate message, and only for methods with private states.
 
+A seal is what a node reports when it has committed: the round, and the hash of the states.
+
 The server does not trust the replies of nodes. An invalid reply becomes a fault of its client, with
-a short reason. It does not end the run, and it cannot bloat the run's records.
+a short reason. Such a reply does not end the run and cannot bloat the run's records.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ from fedshot.protocol.reducers import NOT_FINITE, Mean
 
 _MAX_ORDERS = 200  # a node with more pending orders gets no work
 _MAX_METRICS, _METRIC = 64, re.compile(r"\w[\w .:@%+-]{0,63}")
-_MAX_UNKNOWN = 200  # characters of all names of unknown parts together
+_MAX_UNKNOWN = 200  # total length of the names of unknown parts
 
 
 class FlowerFleet(Wrapper):
@@ -61,11 +63,11 @@ class FlowerFleet(Wrapper):
         local: fleet on the server's machine, for work that involves no client.
         transport: sends messages to the nodes.
         setup: description of the run for the nodes.
-        session: number of this session (start or resume) of the run; it rises with each session.
+        session: number of this session (a start or resume of the run), higher than all before.
         keeps_state: whether the method's clients have private states.
         deadline: seconds to wait for the replies of an exchange.
         limits: bounds on received messages.
-        tell: logs dropped replies and refused nodes.
+        tell: logs dropped replies and rejected nodes.
         entries: returns the operator's entry for each node; None if nodes have no keys.
         sizes: number of examples of each client, as far as the server knows.
     """
@@ -91,7 +93,7 @@ class FlowerFleet(Wrapper):
         self._transport, self._keeps_state, self._deadline = transport, keeps_state, deadline
         self._limits, self._tell, self._sizes = limits, tell, sizes
         self._opened: dict[int, dict[str, Seal]] = {}  # seals by round, then by node
-        self._rounds: dict[int, dict[str, int]] = {}  # sealed round -> node -> round of its states
+        self._rounds: dict[int, dict[str, int]] = {}  # committed round -> node -> its states' round
         self._sent: dict[tuple[int, int], set[str]] = {}  # version -> nodes that were sent work
         self.seconds = 0.0  # sum of the working times reported by each exchange's slowest node
 
@@ -151,7 +153,7 @@ class FlowerFleet(Wrapper):
                 self.node_registry.add_order(node, "drop", list(exchange.version), dropped)
 
     def void(self, round: int) -> None:
-        """Drop the states of a discarded round, on the nodes and in the server's bank."""
+        """Delete the states of a discarded round, on the nodes and in the server's bank."""
         self.bank.void(round)
         if not self._keeps_state:
             return
@@ -159,15 +161,15 @@ class FlowerFleet(Wrapper):
             self.node_registry.add_order(node, "void", round)
 
     def _reached(self, *versions: tuple[int, int]) -> Iterator[Node]:
-        """Yield the nodes that were sent work of these versions, and so may have states of them."""
+        """Yield the nodes that were sent work of these versions and may have states from it."""
         names = set().union(*(self._sent.get(version, set()) for version in versions))
         yield from (node for node in self.node_registry if node.name in names)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Make a round's states permanent on every node that replies, and in the server's bank.
+        """Commit a round's states on every node that replies, and in the server's bank.
 
-        A node that does not reply keeps its previous seal; a run resumed from this checkpoint
-        takes the clients of that node back to it. Returns the seals of all nodes as JSON.
+        A node that does not reply keeps the states of its previous commit. A run resumed from this
+        checkpoint rewinds the node's clients to them. Returns the seals of all nodes as JSON.
         """
         bank = self.bank.seal(round, keep)
         if not self._keeps_state:
@@ -192,7 +194,7 @@ class FlowerFleet(Wrapper):
         return text
 
     def open(self, round: int, sha: str) -> None:
-        """Make the states readable as they were when a round was sealed."""
+        """Make the states of a committed round readable."""
         sealed = _parse_seals(sha)
         self.bank.open(round, sealed.get("bank", ""))
         self._opened[round] = _bases(sealed)
@@ -202,9 +204,9 @@ class FlowerFleet(Wrapper):
             self._rounds.setdefault(int(kept), rounds)
 
     def rewind(self, round: int, sha: str) -> None:
-        """Begin a new session from the states of a sealed round.
+        """Begin a new session from the states of a committed round.
 
-        A node that holds clients whose states are on another node is left out.
+        A node is left out if it holds a client whose state is on another node.
 
         Raises CheckpointError if a connected node does not have the states.
         """
@@ -219,7 +221,7 @@ class FlowerFleet(Wrapper):
                 )
 
     def _send_orders(self, seconds: float) -> Iterator[tuple[Incoming, str]]:
-        """Send every connected node its orders; yield the replies with the nodes' names."""
+        """Send every connected node its orders; yield each reply with the node's name."""
         connected = self.node_registry.connected()
         wire_messages = {
             number: self.node_registry.message_to(node) for number, node in connected.items()
@@ -248,7 +250,7 @@ class FlowerFleet(Wrapper):
         return wire_message
 
     def _as_of(self, exchange: Exchange, node: Node) -> list[Any] | None:
-        """Return the seal whose states an evaluation of an earlier round reads, or None."""
+        """Return the seal of the states that an evaluation of an earlier round reads, or None."""
         opened = self._opened.get(exchange.version[0])
         if exchange.phase == "train" or opened is None or not self._keeps_state:
             return None
@@ -337,7 +339,7 @@ def _arrival(
 def _check_names(up: Any, metrics: Any, exchange: Exchange) -> None:
     """Raise CodecError for too many unknown parts, or for invalid metrics.
 
-    Names made up by a node would otherwise bloat the communication log and the run's records.
+    Otherwise, names invented by a node could bloat the communication log and the run's records.
     """
     unknown = set(up) - set(exchange.reduce) if isinstance(up, dict) else set()
     if sum(map(len, unknown)) > _MAX_UNKNOWN:

@@ -36,7 +36,7 @@ from fedshot.runs.run_folder import NODES, begun
 
 INFLUENCE = "influence.jsonl"
 _WEEK = 7 * 86400
-_SESSIONS_PER_START = 1 << 20  # session numbers of one start: each rewind takes one
+_SESSIONS_PER_START = 1 << 20  # session numbers reserved per start; each rewind uses one
 
 
 class Deployment(NamedTuple):
@@ -45,9 +45,9 @@ class Deployment(NamedTuple):
     Args:
         run: the run's id on the nodes.
         life: how often the run was started or resumed.
-        server: folder of the server; "" if `up` starts one in the run's own folder.
+        server: folder of the server; "" if `up` starts a server in the run's own folder.
         nodes: number of nodes that `up` starts.
-        deadline: seconds that an exchange waits for replies.
+        deadline: seconds to wait for the replies of an exchange.
         tests: folder of the server's test data; "" if the server has the whole dataset.
         norms: how `Influence` handles updates with a large norm.
         norm_multiple: threshold of a large norm, in multiples of the cohort's median.
@@ -70,7 +70,7 @@ class Deployment(NamedTuple):
         return cls(secrets.token_hex(16), 0, server, nodes, deadline, **more)
 
     def of_begun(self, folder: Path) -> Deployment:
-        """Return this deployment with the id and the number of starts of a run that has begun.
+        """Return this deployment with the id and the number of starts of the run in `folder`.
 
         Raises ConfigError if the run was begun with another command or number of nodes.
         """
@@ -115,8 +115,8 @@ def open_experiment(
 ) -> Iterator[Experiment]:
     """Yield the experiment of a run whose clients are reached through a server.
 
-    Waits at most `wait` seconds for the nodes; meanwhile it calls `watch`, which may raise errors.
-    Raises ConfigError for an invalid `wait`, and AbsentError if nodes are missing after it.
+    Waits at most `wait` seconds for the nodes, and calls `watch` meanwhile, which may raise errors.
+    Raises ConfigError for an invalid `wait`, and AbsentError if nodes are then still missing.
     """
     if not 0 <= wait <= _WEEK:
         raise ConfigError(f"--wait is {wait:g}; expected seconds, at most a week.")

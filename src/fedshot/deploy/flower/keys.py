@@ -44,7 +44,8 @@ def make_server_keys(folder: Path, hosts: Sequence[str], days: int = 365) -> Non
     Args:
         folder: where ca.pem, ca.key, server.pem and server.key are written.
         hosts: names and addresses under which nodes reach the server.
-        days: validity of the server's certificate; the authority's is ten times as long.
+        days: validity of the server's certificate; the authority's certificate is valid ten times
+            as long.
 
     Raises ConfigError for an invalid host name, or if the authority's key is missing.
     """
@@ -64,7 +65,7 @@ def make_server_keys(folder: Path, hosts: Sequence[str], days: int = 365) -> Non
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), False),
     ])  # fmt: skip
-    # Key and certificate are both on disk before either is replaced: they change together.
+    # Both new files are on disk before either old file is replaced: they change together.
     partial = folder / f"{CERTIFICATE}.partial"
     partial.write_bytes(made)
     _write_private(folder / KEY, key)
@@ -72,7 +73,7 @@ def make_server_keys(folder: Path, hosts: Sequence[str], days: int = 365) -> Non
 
 
 def load_authority(path: Path) -> x509.Certificate:
-    """Read the certificate of an authority. Raises ConfigError."""
+    """Read the certificate of an authority. Raises ConfigError if it is invalid."""
     try:
         data = path.read_bytes()
         data.decode("ascii")  # TLS libraries accept only ASCII
@@ -116,7 +117,7 @@ def make_node_key(path: Path) -> Path:
 
 
 def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Read a node's private key. Raises ConfigError."""
+    """Read a node's private key. Raises ConfigError if it is invalid."""
     if not path.exists():
         raise ConfigError(f"{path} does not exist. Make it with `fedshot flower keys --node`.")
     return _private(path)
@@ -128,7 +129,7 @@ def load_public_keys(folder: Path) -> dict[str, bytes]:
 
 
 def load_public_key(path: Path) -> bytes:
-    """Read a public key as PEM. Raises ConfigError."""
+    """Read a public key as PEM. Raises ConfigError if it is invalid."""
     try:
         key = serialization.load_pem_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
@@ -175,7 +176,7 @@ class Verifier:
         self._authority = load_authority(ca)
 
     def check(self, digest: bytes, proof: str) -> None:
-        """Raise CodecError unless a server of the authority has signed this hash."""
+        """Raise CodecError unless a server certified by the authority has signed this hash."""
         try:
             found = json.loads(proof[:_MAX_PROOF])
             certificate = x509.load_pem_x509_certificate(found["certificate"].encode("ascii"))

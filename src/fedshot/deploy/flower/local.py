@@ -46,10 +46,10 @@ _START_SECONDS = 120.0
 
 
 def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = False) -> None:
-    """Make the keys of a federation and write its client files, where they are missing.
+    """Make the missing keys of a federation and write its client files.
 
-    Unless the run has `begun`, existing client files are replaced, since they may belong to another
-    configuration. Raises ConfigError for more nodes than clients.
+    If the run has `begun`, existing client files are kept; otherwise they are replaced, since they
+    may belong to another configuration. Raises ConfigError for more nodes than clients.
     """
     shares = shares_of(prepared.clients, nodes)
     server_folder = ServerFolder(folder / "server")
@@ -57,7 +57,7 @@ def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = Fa
     make_private_folder(server_folder.folder)
     if not (server_folder.folder / CERTIFICATE).exists():
         make_server_keys(server_folder.folder, ["localhost", "127.0.0.1"])
-    shutil.rmtree(server_folder.nodes, ignore_errors=True)  # `admit` below makes it again
+    shutil.rmtree(server_folder.nodes, ignore_errors=True)  # recreated by `admit` below
     for old in folder.glob("node-*/data" if not begun else "node-*/data.partial"):
         shutil.rmtree(old)
     for i, clients in enumerate(shares):
@@ -115,7 +115,7 @@ def start_server(
     Raises ChildError if the server does not start, ConfigError if the port is taken or the
     certificate is for another host.
     """
-    check_free(host, port)  # before server.json says that a server is there
+    check_free(host, port)  # before server.json announces the server
     command = server_folder.command(host, port, secure=secure, limits=limits)
     env = {TOKEN: server_folder.token(), "FLWR_HOME": str(server_folder.folder / "flwr")}
     server_folder.write_address(host, port, secure=secure, limits=limits)
@@ -135,8 +135,8 @@ def start_server(
 class Registrar:
     """Keeps the registered nodes equal to the public keys in a server's folder.
 
-    The server keeps running whatever the folder holds: an error is logged once, and the registered
-    nodes stay as they are until it is fixed.
+    An error in the folder does not stop the server. It is logged once, and the registered nodes
+    stay as they are until it is fixed.
     """
 
     def __init__(self, server_folder: ServerFolder, tell: Callable[[str], None]) -> None:

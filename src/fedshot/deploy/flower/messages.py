@@ -1,16 +1,15 @@
 """Messages between server and node: a head (JSON header) and blocks (serialised trees).
 
 The leaves of a tree become one safetensors block, named by their paths. The tree's structure
-becomes its form, a JSON value: 0 for a leaf, a dict for a dict, a list for a tuple. The first entry
-of the list names the class of a named tuple, and is "" for a plain tuple. The class must be a named
-tuple of a fedshot module that is already loaded; decoding a name imports nothing and runs no
-module's `__getattr__`. Sizes, the number of leaves and the depth are checked before anything is
-decoded.
+becomes its form, a JSON value: 0 for a leaf, a dict for a dict, a list for a tuple. The list's
+first entry names the class of a named tuple, and is "" for a plain tuple. The class must be a named
+tuple in a fedshot module that is already loaded; decoding a name imports nothing and runs no
+module's `__getattr__`. Sizes, the number of leaves and the depth are checked before decoding.
 
 In Flower's format a message is one record of text and one record of arrays. Flower transfers every
 array with a separate request. So a message has at most two arrays: the block that is common to all
 clients of an exchange, which is stored once for all nodes, and all other blocks concatenated. Small
-blocks travel in the text record and cost no extra request.
+blocks are sent in the text record and cost no extra request.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ if TYPE_CHECKING:
 
 Form: TypeAlias = Any
 _MB = 1 << 20
-_MAX_PATH = 500  # most characters of a leaf's path
+_MAX_PATH = 500  # maximum length of a leaf's path
 COMMON = "common"
 _REST = "rest"
 _HEAD, _ARRAYS, _STYPE = "fedshot", "arrays", "safetensors"
 _PROOF = "proof"
 _SIGNED = b"fedshot letter 1"  # prefix of signed bytes: signatures are valid for messages only
-_SMALL = 1 << 22  # most bytes of blocks that travel in the text record
+_SMALL = 1 << 22  # maximum bytes of blocks that are sent in the text record
 
 # Dense real dtypes, whose largest value the guard can compute.
 _TYPES = frozenset({
@@ -60,9 +59,9 @@ class Limits:
 
     Args:
         message: bytes of a message.
-        head: bytes of a message's head, its JSON header.
-        leaves: arrays in one tree.
-        depth: levels of nested containers.
+        head: bytes of a message's head, i.e. its JSON header.
+        leaves: number of arrays in one tree.
+        depth: number of levels of nested containers.
     """
 
     message: int = 512 * _MB
@@ -75,7 +74,7 @@ LIMITS = Limits()
 
 
 def short(value: object, most: int = 500) -> str:
-    """Return the first characters of a received value's text, with unprintable ones as spaces."""
+    """Return the start of a received value's text, with spaces for unprintable characters."""
     text = str(value)
     kept = "".join(c if c.isprintable() else " " for c in text[:most])
     return kept if len(text) <= most else f"{kept}..."
@@ -91,7 +90,7 @@ def pack(content: Tree) -> tuple[Form, bytes]:
 
 
 def unpack(form: Form, data: bytes, limits: Limits) -> Tree:
-    """Return the tree that `pack` serialised. Raises CodecError."""
+    """Return the tree that `pack` serialised. Raises CodecError for invalid data."""
     if len(data) > limits.message:
         raise CodecError(f"{len(data)} bytes; at most {limits.message} are accepted")
     header = int.from_bytes(data[:8], "little")
@@ -113,7 +112,7 @@ def unpack(form: Form, data: bytes, limits: Limits) -> Tree:
 
 
 def form_of(content: Tree) -> Form:
-    """Return the form of a tree. Raises TypeError for anything else."""
+    """Return the form of a tree. Raises TypeError for any other object."""
     if isinstance(content, Tensor):
         return 0
     if isinstance(content, tuple):
@@ -174,7 +173,7 @@ def _named_tuple(text: str) -> Any:
 
 
 def read_head(text: str, limits: Limits) -> dict[str, Any]:
-    """Parse the head (JSON header) of a message. Raises CodecError."""
+    """Parse the head (JSON header) of a message. Raises CodecError if it is invalid."""
     if len(text) > limits.head:
         raise CodecError(f"a head of {len(text)} characters; at most {limits.head} are accepted")
     try:
@@ -284,7 +283,7 @@ class WireMessage:
 
 
 class Incoming(NamedTuple):
-    """A node's reply, or the reason why there is no valid one."""
+    """A node's reply, or the reason why there is no valid reply."""
 
     node: int
     wire_message: WireMessage | None
@@ -292,7 +291,7 @@ class Incoming(NamedTuple):
 
 
 def refusal(wire_message: WireMessage) -> str:
-    """Return why a node did not do what a message asked for; "" if it did."""
+    """Return why a node did not do what a message requested; "" if it did."""
     for kind in ("refused", "failed"):
         if kind in wire_message.head:
             return f"{kind}: {short(wire_message.head[kind])}"
@@ -302,10 +301,10 @@ def refusal(wire_message: WireMessage) -> str:
 def read_message(
     record: RecordDict, limits: Limits, check: Callable[[bytes, str], None] | None = None
 ) -> WireMessage:
-    """Parse a message in Flower's format. Raises CodecError.
+    """Parse a message in Flower's format. Raises CodecError if it is invalid.
 
     `check(hash, proof)` is called before the head is parsed and raises CodecError for a message
-    that the server has not signed; the proof is "" if there is none.
+    that the server has not signed; without a signature, the proof is "".
     """
     from flwr.app import ArrayRecord, ConfigRecord
 
@@ -331,7 +330,7 @@ def read_message(
 
 
 def _digest(text: str, hashes: Mapping[str, bytes]) -> bytes:
-    """Return the hash that is signed; it covers the text, and the arrays' names and hashes."""
+    """Return the hash to sign, of the text and of the arrays' names and hashes."""
     sha = hashlib.sha256(_SIGNED + hashlib.sha256(text.encode()).digest())
     for name in sorted(hashes):
         sha.update(hashlib.sha256(name.encode()).digest() + hashes[name])

@@ -1,4 +1,4 @@
-"""The server's messaging: send messages to nodes, wait for their replies, drop late ones."""
+"""The server's messaging: send messages to nodes, wait for their replies, drop late replies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MIN_POLL, _MAX_POLL = 0.02, 0.25  # seconds between polls
 _POLL_SHARE = 0.05  # pause between polls, as a share of the time waited so far
 _POLL_FACTOR = 4.0  # the pause is at least this times a poll's duration, to spare the server
 _LATE_SECONDS = 600.0  # time after the deadline in which late replies are logged
-_FETCHES = 8  # replies that are fetched at once
+_FETCHES = 8  # number of replies fetched at the same time
 _FETCH_SECONDS = 60.0  # time to receive all objects of a reply
 _UNKNOWN_RUN = (401, 403)  # statuses of a server that does not know the run
 
@@ -96,9 +96,9 @@ class Messenger:
     def send_and_receive(
         self, wire_messages: Mapping[int, WireMessage], seconds: float
     ) -> Iterator[Incoming]:
-        """Send each node its message, and yield one `Incoming` per node, as replies arrive.
+        """Send each node its message, and yield one `Incoming` per node as replies arrive.
 
-        Replies that arrive after `seconds` are dropped, and logged at a later call.
+        Replies that arrive after `seconds` are dropped and logged, at a later call of this method.
         """
         sent, unsent = self._send(wire_messages, seconds)
         for node, reason in unsent.items():
@@ -129,7 +129,7 @@ class Messenger:
     def _send(
         self, wire_messages: Mapping[int, WireMessage], seconds: float
     ) -> tuple[dict[str, _Sent], dict[int, str]]:
-        """Return sent messages by Flower's message id, and by node why others were not sent."""
+        """Return message id -> sent message, and node -> reason for the messages not sent."""
         ttl = seconds + _LATE_SECONDS
         sent: list[_Sent] = []
         unsent: dict[int, str] = {}
@@ -155,7 +155,7 @@ class Messenger:
         return accepted, unsent | dict.fromkeys(rejected, "Flower did not accept the message")
 
     def _poll(self, wanted: list[str]) -> list[tuple[Message, Any]]:
-        """Return the outlines (metadata) of arrived replies; log late replies to earlier calls."""
+        """Return the outlines (metadata) of arrived replies; log late replies of earlier calls."""
         now = time.monotonic()
         self._late = {id: sent for id, sent in self._late.items() if sent.expires > now}
         with _server_errors():
@@ -166,7 +166,7 @@ class Messenger:
         for proto, objects in zip(got.messages_list, got.message_object_trees, strict=True):
             try:
                 found.append((message_from_proto(proto), objects))
-            except Exception as error:  # the node composed it, so any error may occur
+            except Exception as error:  # the node composed the message, so any error may occur
                 self._tell(short(f"an outline of a reply cannot be read: {error!r}"))
         for outline, _ in found:
             late = self._late.pop(outline.metadata.reply_to_message_id, None)

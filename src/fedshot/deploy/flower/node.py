@@ -32,7 +32,7 @@ class NodeLoop:
         tell: logs what happens.
         server: the server's address, for the log.
         check: raises CodecError for a message that the server has not signed, as `Verifier.check`
-            does; None to accept all.
+            does; None to accept all messages.
         check_lock: raises BusyError if another process has taken over the node's state folder.
     """
 
@@ -47,7 +47,7 @@ class NodeLoop:
     def run(self) -> None:
         """Reply to messages until the process is ended.
 
-        Raises ConfigError if the server refuses this node or its certificate is not trusted, and
+        Raises ConfigError if the server rejects this node or has no trusted certificate, and
         BusyError as `check_lock` does.
         """
         number = self._connect(known=False)
@@ -98,11 +98,11 @@ class NodeLoop:
         return reply
 
     def _handle(self, message: Message, number: int) -> WireMessage:
-        """Return the reply to a message, which is refused if its deadline has passed.
+        """Return the reply to a message; a message whose deadline has passed is refused.
 
-        Otherwise a node that was disconnected or is slow would work through outdated messages and
-        never catch up. (The clocks agree, since signed requests contain the time.) `number` is the
-        node's id, to which a message must be addressed.
+        Otherwise a slow or once disconnected node would work through outdated messages and never
+        catch up. (The clocks agree, since signed requests contain the time.) `number` is the node's
+        id, to which a message must be addressed.
         """
         try:
             wire_message = read_message(message.content, self.limits, self.check)

@@ -5,8 +5,8 @@ The operator writes an entry for each node, in a file beside its public key:
     nodes/hospital-a.pub    the public key; the file name is the node's name
     nodes/hospital-a.json   {"clients": "0-3, 7", "examples": 120}
 
-The server accepts these clients from the node and no others. "examples" (optional) is the largest
-number of examples that one of the clients holds; it bounds a client's weight in an average.
+The server accepts these clients from the node and no others. "examples" (optional) is the number
+of examples of the largest client; it bounds a client's weight in an average.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _FIX = "Write it again with `fedshot flower keys --admit`"
 
 @dataclass(frozen=True)
 class Entry:
-    """The operator's record of a node: its clients, and the most examples that a client has."""
+    """The operator's record of a node: its clients, and the largest client's number of examples."""
 
     clients: frozenset[int]
     examples: int | None = None
 
 
 def parse_clients(text: str) -> list[int]:
-    """Parse client numbers from a text such as `0-3,7`. Raises ConfigError."""
+    """Parse client numbers from a text such as `0-3,7`. Raises ConfigError if invalid."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -133,12 +133,12 @@ _SHA = re.compile(r"[0-9a-f]{0,64}")
 _MOST = 1 << 40  # bound on reported rounds and seconds
 _MAX_ENVIRONMENT = 4000  # characters of a node's reported environment
 
-Seal = tuple[int, str]  # a round, and the hash of the states made permanent with it
+Seal = tuple[int, str]  # a committed round, and the hash of its states
 NO_SEAL: Seal = (-1, "")
 
 
 def checked_seal(seal: Any) -> Seal:
-    """Return a seal from JSON. Raises ValueError unless it is a round and a hash."""
+    """Return a seal (round, hash) from JSON. Raises ValueError for anything else."""
     match seal:
         case [round, str(sha)] if type(round) is int and -1 <= round < _MOST:
             if _SHA.fullmatch(sha):
@@ -171,10 +171,10 @@ class Node:
     name: str
     number: int
     clients: frozenset[int]
-    base: Seal  # the newest seal to which the node can be rewound
+    base: Seal  # the newest committed round to which the node can be rewound
     orders: list[list[Any]] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
-    examples: int | None = None  # most examples of one client, by the operator's entry
+    examples: int | None = None  # of the largest client, from the operator's entry
 
 
 @dataclass
@@ -182,8 +182,8 @@ class NodeRegistry:
     """The nodes of a run.
 
     With node keys, the operator's entry limits which clients a node may report. A client belongs
-    to the first node that reports it. Once a round is sealed, the client belongs to that node for
-    the rest of the run, because its private state is there.
+    to the first node that reports it. Once a round is committed, the client belongs to this node
+    for the rest of the run, because its private state is stored there.
 
     Arguments are those of `FlowerFleet`; a new node has `hello_seconds` to report its clients.
     """
@@ -196,7 +196,7 @@ class NodeRegistry:
     entries: Callable[[], Mapping[str, Entry]] | None = None
     nodes: dict[str, Node] = field(default_factory=dict, init=False)
     bases: dict[str, Seal] = field(default_factory=dict, init=False)
-    owners: dict[int, str] = field(default_factory=dict, init=False)  # clients with sealed states
+    owners: dict[int, str] = field(default_factory=dict, init=False)  # of committed states
     _left_out: dict[int, tuple[str, float]] = field(default_factory=dict, init=False)
     _orders: int = field(default=0, init=False)
 
@@ -226,7 +226,7 @@ class NodeRegistry:
         return {client: node for node in self for client in node.clients}
 
     def begin_session(self, bases: Mapping[str, Seal], owners: Mapping[int, str] = {}) -> None:
-        """Begin a session from these seals; remove nodes with clients that another node owns."""
+        """Begin a session from the seals `bases`; remove nodes with other nodes' clients."""
         self.session, self.bases, self.owners = self.session + 1, dict(bases), dict(owners)
         for node in [*self]:
             if reason := self._owner_conflict(node.name, node.clients):
@@ -242,7 +242,7 @@ class NodeRegistry:
         """Queue an order for a node; it is sent with the node's next message."""
         self._orders += 1
         if order[0] == "seal" and node.orders and node.orders[-1][1] == "seal":
-            del node.orders[-1]  # the node has not replied, and no order lies between the seals
+            del node.orders[-1]  # the node has not replied; the new seal order includes the old one
         node.orders.append([self._orders, *order])
 
     def message_to(self, node: Node) -> WireMessage:
@@ -257,7 +257,7 @@ class NodeRegistry:
         )
 
     def update_from(self, incoming: Incoming) -> float:
-        """Record the orders done and the seal that a reply reports; return its working seconds."""
+        """Record what a reply reports as done and committed; return the seconds that it took."""
         node = self.by_number(incoming.node)
         if node is None or incoming.wire_message is None or incoming.reason:
             return 0.0
@@ -282,7 +282,7 @@ class NodeRegistry:
         for incoming in self.transport.send_and_receive(wire_messages, self.hello_seconds):
             name, reason = new[incoming.node], incoming.reason
             if incoming.wire_message is not None and not reason:
-                # With node keys, the registered name counts.
+                # With node keys, the registered name is used.
                 name = name or short(incoming.wire_message.head.get("name"), 100)
                 reason = self._add(incoming.node, name, incoming.wire_message.head, connected)
             if reason:
@@ -296,7 +296,7 @@ class NodeRegistry:
     def _add(
         self, number: int, name: str, head: Mapping[str, Any], connected: Collection[int]
     ) -> str:
-        """Add a node, or update it after a reconnect; return why it is refused, or ""."""
+        """Add a node, or update it after a reconnect; return why it is rejected, or ""."""
         claimed, n_clients = head.get("clients"), self.setup.clients
         if not isinstance(claimed, list) or not all(type(c) is int for c in claimed):
             return "it does not report its clients"
@@ -350,7 +350,7 @@ class NodeRegistry:
 
 
 def _parse_environment(found: Any) -> dict[str, Any]:
-    """Return a node's reported environment, {} if it is not a small JSON object."""
+    """Return a node's reported environment, or {} unless it is a small JSON object."""
     try:
         fits = len(json.dumps(found, allow_nan=False)) <= _MAX_ENVIRONMENT
     except (ValueError, RecursionError):

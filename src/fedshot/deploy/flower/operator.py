@@ -94,9 +94,9 @@ class Operator:
         return True
 
     def register(self, keys: Mapping[str, bytes]) -> list[str]:
-        """Register these nodes and unregister all others; return a text for each refused node.
+        """Register these nodes and unregister all others; return a text for each rejected node.
 
-        Flower registers a key only once: to register it again, or under another name, the server
+        Flower registers a key only once: to register a key again, or under another name, the server
         must be restarted. Raises HTTPError if the server does not respond.
         """
         wanted: dict[bytes, str] = {}
@@ -130,7 +130,7 @@ class Operator:
     def grid(self) -> Iterator[HttpGrid]:
         """Start a Flower run and yield its Grid.
 
-        Raises ServerGoneError if the server cannot be reached, ConfigError if it refuses the token.
+        Raises ServerGoneError if the server cannot be reached, ConfigError if it rejects the token.
         """
         silence_flower()
         try:

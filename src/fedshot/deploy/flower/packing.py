@@ -34,7 +34,7 @@ _MAX_NAMED = 5  # unknown classes that are named in the report
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of all hosts: their sorted names, and their numbers by part of the split."""
+    """The classes of all hosts: sorted names, and class numbers by part of the split."""
 
     names: tuple[str, ...]
     base: tuple[int, ...]
@@ -45,7 +45,7 @@ class Classes:
     def of(cls, config: Config) -> Classes:
         """Return the classes of a configuration.
 
-        Raises ConfigError for a split that does not name its classes, or lacks base or novel ones.
+        Raises ConfigError if the split does not name its classes, or lacks base or novel classes.
         """
         split = config.split
         if split.random is not None or split.users is not None:
@@ -77,7 +77,7 @@ class Classes:
     def of_part(self, dataset: Dataset, parts: Sequence[str]) -> tuple[Dataset, list[str]]:
         """Return the examples of these parts of the split, with the class numbers of all hosts.
 
-        Also returns remarks for the user, such as which examples are skipped. Raises DataError if
+        Also return remarks for the user, such as which examples are skipped. Raises DataError if
         no example is left.
         """
         numbers = {name: c for c, name in enumerate(self.names)}
@@ -132,10 +132,10 @@ def pack_client(
         config: the configuration of all hosts.
         dataset: data of this host.
         client: number of the client.
-        notes: what all hosts' files must agree on besides classes and shape, by name.
+        notes: further metadata that must be equal in the files of all hosts.
 
     Returns:
-        Remarks for the user; the last one is the summary.
+        Remarks for the user, of which the last is the summary.
 
     Raises:
         ConfigError: the split does not name the classes, or there is no such client.

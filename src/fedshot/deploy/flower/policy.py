@@ -9,11 +9,11 @@
     most_seconds: 600                # work for one message; checked after each client
     most_disk_mb: 500                # MiB of private states of one run; checked before work begins
 
-All lines are optional. A method that has none of the options a line bounds is refused. A batch of
-null means a client's whole data, and is allowed. With `min_local_steps` above 1, the gradient of a
-single step may not be uploaded. Above `most_seconds`, the remaining clients are skipped. The server
-chooses the model, the method and its options; a policy excludes the worst choices. It does not make
-uploads private.
+All lines are optional. If a line bounds options, a method without any of these options is refused.
+A batch of null means a client's whole data, and is allowed. With `min_local_steps` above 1, the
+gradient of a single step may not be uploaded. After `most_seconds`, the remaining clients are
+skipped. The server chooses the model, the method and its options; a policy excludes the worst
+choices, but does not make uploads private.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedshot.deploy.flower.messages import short
 from fedshot.protocol.method import BATCH_OPTIONS, STEP_OPTIONS
 
 _MB = 1 << 20
-_OPTIONS = {"min_batch": BATCH_OPTIONS, "min_local_steps": STEP_OPTIONS}  # of the method
+_OPTIONS = {"min_batch": BATCH_OPTIONS, "min_local_steps": STEP_OPTIONS}  # options of the method
 _GRADIENT = "gradient"  # name of the part with the gradient of a single step
 
 
@@ -57,7 +57,7 @@ class Policy:
 
     @classmethod
     def read(cls, path: Path) -> Policy:
-        """Read a policy file. Raises ConfigError."""
+        """Read a policy file. Raises ConfigError if it is invalid."""
         found = trees.load(path, lambda place: place in ("methods", "parts"))
         known = {field.name for field in fields(cls)}
         if unknown := sorted(found.keys() - known):

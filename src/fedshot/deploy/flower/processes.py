@@ -16,7 +16,7 @@ from fedshot.deploy.flower.wire import QUIET
 
 PARENT_PIPE = "FEDSHOT_PARENT_PIPE"  # environment variable: the pipe's file descriptor
 _TERMINATE_SECONDS = 10.0  # time until a terminated process is killed
-_TAIL = 3000  # characters of a log that an error quotes
+_TAIL = 3000  # characters of a log's end that an error quotes
 
 
 class Child:

@@ -1,7 +1,7 @@
 """A server's folder: its certificates, the public keys of its nodes, its address and its token.
 
 ca.pem ca.key server.pem server.key     `fedshot flower keys` makes them; nodes need ca.pem
-nodes/hospital-a.pub hospital-a.json    `fedshot flower keys --admit` makes them; see `admission`
+nodes/hospital-a.pub hospital-a.json    `fedshot flower keys --admit` makes them (`node_registry`)
 server.json token server.log            the server writes them
 """
 
@@ -56,7 +56,7 @@ class ServerFolder:
         return self.folder / CA
 
     def token(self) -> str:
-        """Return the token of this server; the first call makes it."""
+        """Return the token of this server, created at the first call."""
         path = self.folder / "token"
         if not path.exists():
             make_private_folder(self.folder)
@@ -125,7 +125,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of host:port. Raises ConfigError."""
+    """Return host and port of host:port. Raises ConfigError if it is invalid."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(
@@ -196,7 +196,7 @@ def make_private_folder(path: Path) -> None:
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """Write a file atomically; only its owner can read it, even while it is written."""
+    """Write a file atomically; at no time can anybody but its owner read it."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     handle = os.open(partial, flags, 0o600)

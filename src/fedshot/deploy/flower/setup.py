@@ -88,11 +88,11 @@ class Setup:
             raise CodecError(short(f"setup.{key} is invalid: {first['msg']}")) from None
 
     def key(self) -> str:
-        """Return a text that is the same for equal setups, and only for them."""
+        """Return a text that is equal exactly for equal setups."""
         return json.dumps(self.to_json(), sort_keys=True)
 
     def config(self) -> Config:
-        """Return the checked configuration. Raises ConfigError."""
+        """Return the checked configuration. Raises ConfigError if it is invalid."""
         settings = trees.parse(self.settings, is_text, origin="the server's configuration")
         if not isinstance(settings, dict):
             raise ConfigError("the server's configuration holds no keys and values.")
@@ -100,7 +100,7 @@ class Setup:
         return Config.of(settings)
 
     def _check_own(self, method: Any) -> None:
-        """Raise ConfigError if a user-defined method has different files on server and node."""
+        """Raise ConfigError if the file of a user-defined method differs on server and node."""
         name = str(method.get("name") if isinstance(method, dict) else method)
         held = fingerprint(name)
         if self.own.rpartition(" ")[2] != held.rpartition(" ")[2]:
@@ -114,7 +114,7 @@ class Setup:
         """Raise ConfigError unless the node's data fit the run."""
         for name, description in _DESCRIPTIONS.items():
             held = data.notes.get(name)
-            # A server with the whole dataset does not say how texts are read.
+            # A server with the whole dataset does not send how texts are read.
             expected = self.data.get(name, held if name == "words" else None)
             if held is not None and expected != held:
                 raise ConfigError(

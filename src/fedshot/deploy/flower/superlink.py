@@ -5,8 +5,8 @@ it does not authenticate requests to start runs or to register nodes. So the gat
 in the server's folder, which only its owner can read, for all requests except those of nodes.
 Flower checks the requests of nodes by their keys. The gate bounds the size of a request and the
 time to receive it; with node keys, it reads a large body only if a registered key has signed the
-request. The gate refuses any message of a node but its own replies: Flower would deliver other
-messages to another node as if the server had sent them.
+request. From a node, the gate accepts no messages but the node's own replies: Flower would deliver
+any other message to another node as if the server had sent it.
 
     python -m fedshot.deploy.flower.superlink MAX_BYTES --host ... (Flower's own options)
 
@@ -50,8 +50,8 @@ _PER_OBJECT = 256  # bytes for an object in the outline of a message
 _SMALL = 1 << 16  # bytes of a header, or of a body that is read before its signature is checked
 _HEAD_SECONDS = 15.0  # time to receive a header or a small body
 _BODY_SECONDS = 120.0  # time to receive a larger body
-_MAX_REQUESTS = 32  # large requests of one node at once
-_MAX_IDLE = 64  # connections of one address without a request in progress
+_MAX_REQUESTS = 32  # large requests of one node at the same time
+_MAX_IDLE = 64  # idle connections of one address
 
 
 class Gate:
@@ -64,7 +64,7 @@ class Gate:
         self._in_progress: Counter[bytes] = Counter()  # requests by node key
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request to the SuperLink, or refuse it."""
+        """Pass a request to the SuperLink, or reject it."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
@@ -104,7 +104,7 @@ class Gate:
         """Pass a node's request once its body is received.
 
         `signer` is the node's key if the signature was checked, else b"". Only checked requests
-        count against a key's quota, since anybody may name the key of another node.
+        count against a key's quota, since an unchecked request may name any key.
         """
         if signer and self._in_progress[signer] >= _MAX_REQUESTS:
             await _refuse(send, 503)
@@ -137,7 +137,7 @@ async def _refuse(send: Any, status: int) -> None:
 
 
 def is_signed(headers: Mapping[bytes, bytes], app: Any, length: int) -> bool:
-    """Whether a request names a registered key and, if larger than 64 KB, is signed with it.
+    """Whether a request names a registered key and, if larger than 64 KB, is signed with the key.
 
     After reading the body, Flower checks that the signature is valid and recent and that the key is
     the requesting node's. Checking small requests here, too, would cost 5 % of an exchange.
@@ -158,7 +158,7 @@ def is_signed(headers: Mapping[bytes, bytes], app: Any, length: int) -> bool:
 def bounded(protocol: type[Any]) -> type[Any]:
     """Return a subclass of a uvicorn protocol with a timeout for the header of a request.
 
-    Uvicorn's own timeout covers only idle time after a request, and a single byte ends it.
+    Uvicorn's own timeout covers only the idle time after a request, which a single byte ends.
     """
 
     class Bounded(protocol):  # type: ignore[misc]
@@ -208,8 +208,9 @@ def bounded(protocol: type[Any]) -> type[Any]:
 def is_reply(body: bytes) -> bool:
     """Whether a request body is the outline of one reply by the node that sends the request.
 
-    Flower authenticates the sender, and checks that the message replied to was sent to the reply's
-    source. It does not check that sender and source are one node, nor that the message is a reply.
+    Flower authenticates the sender of a message, and checks that the message that it replies to was
+    sent to its `source`. Flower does not check that the sender is the source, nor that the message
+    is a reply.
     """
     try:
         request = PushMessagesRequest.FromString(body)
@@ -227,7 +228,7 @@ def is_reply(body: bytes) -> bool:
 
 
 async def _body(receive: Any, length: int) -> bytes:
-    """Read the body of a request; stop once it is longer than its announced length."""
+    """Read the body of a request, but not beyond its announced length."""
     found = bytearray()
     while len(found) <= length:
         message = await receive()

@@ -39,11 +39,11 @@ QUIET = {
 """Environment variables for Flower: no telemetry, no update check, no installing."""
 
 _CHUNK = max(FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, 1 << 23)
-_FRAME = 1 << 16  # most bytes that protobuf and Flower add to an object
+_FRAME = 1 << 16  # maximum bytes that protobuf and Flower add to an object
 _POLL = 0.02  # seconds between polls for an object
-_MAX_OTHERS = 64  # most objects of a message besides array chunks
+_MAX_OTHERS = 64  # maximum number of objects of a message besides array chunks
 _MAX_KINDS = {"Message": 1, "RecordDict": 1, "ConfigRecord": 1, "ArrayRecord": 1, "Array": 2}
-_REFERENCE = 128  # most bytes of a reference to another object
+_REFERENCE = 128  # maximum bytes of a reference to another object
 
 
 def silence_flower() -> None:
@@ -121,8 +121,8 @@ def fetch(
 ) -> Message:
     """Fetch the objects of a message, and return the message.
 
-    The outline may arrive before its objects. By default, Flower polls for them after a second and
-    then less and less often, for two hours: a node killed while sending would block the run.
+    The outline may arrive before its objects. Flower's own code polls for the objects after one
+    second and then ever more rarely, for two hours: a node killed while sending would stall a run.
 
     Args:
         outline: the message without its content.
@@ -219,7 +219,7 @@ def set_message_id(message: Message) -> None:
 
 
 def tls_error(error: BaseException) -> ssl.SSLError | None:
-    """Return the TLS error that caused an error of a connection, if there is one."""
+    """Return the TLS error that caused a connection's error, or None."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, ssl.SSLError):
         found = found.__cause__ or found.__context__

@@ -3,12 +3,13 @@
 Each start or resume of a run at the server begins a new session (`life` in messages) with a
 higher number. The first message of a session rewinds the node to the private states of the server's
 last checkpoint; messages of earlier sessions are refused. A node that is killed and restarted
-within a session takes over the states that it had written; the server's next message says which of
-them to drop.
+within a session recovers the states that it had written; the server's next message says which of
+these states to drop.
 
 The server's orders are numbered within a session: `drop` states, `void` (discard) a round, or
-`seal` a round, i.e. make its states permanent. The server repeats an order until the node reports
-it as done; the node carries out each order once. This module does not depend on Flower.
+`seal` (commit) a round, which makes its states permanent. A seal is a pair (committed round, hash
+of the states). The server repeats an order until the node reports it as done; the node carries out
+each order once. This module does not depend on Flower.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from fedshot.protocol.method import Method
 from fedshot.runs.experiment import MAY_CHANGE
 from fedshot.runs.recorder import environment
 
-_SET_ASIDE = "before-"  # prefix of folders with set-aside states, "before-<last sealed>-<session>"
+_SET_ASIDE = "before-"  # prefix of set-aside folders, "before-<last committed round>-<session>"
 
 
 class _SessionRecord(TypedDict):
@@ -105,10 +106,10 @@ class ClientRuntime:
         return cls(method, host, data.clients, folder, threads=threads, workers=workers)
 
     def start_session(self, session: int, base: Seal) -> None:
-        """Begin a session of the run from the sealed states `base`, or continue the current one.
+        """Begin a session from the committed states `base`, or continue the current session.
 
-        States that were sealed later are deleted. If `base` is `NO_SEAL`, all sealed states are
-        moved aside instead, until a round at least as late has been sealed.
+        States committed later are deleted. But if `base` is `NO_SEAL`, all committed states move to
+        another folder, which is deleted once a round at least as late is committed.
 
         Raises CheckpointError if a later session has begun, or the states of `base` are missing.
         """
@@ -128,7 +129,7 @@ class ClientRuntime:
         self._recovered = True
 
     def apply_orders(self, orders: list[Any]) -> None:
-        """Carry out the orders that this node has not carried out yet."""
+        """Carry out the orders that this node has not yet carried out."""
         for number, *order in orders:
             if number <= self._done:
                 continue
@@ -148,7 +149,7 @@ class ClientRuntime:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The session, the last order done and the last seal, as replies report them."""
+        """The session, the last order carried out and the last committed round, for replies."""
         return {"life": self._session, "done": self._done, "sealed": list(self._sealed)}
 
     def run_work(self, work: dict[str, Any], messages: dict[int, Tree]) -> Generator[Arrival]:
@@ -177,7 +178,7 @@ class ClientRuntime:
             yield from self._fleet.replies(exchange)
 
     def _open_seal(self, round: int, sha: str) -> None:
-        """Make the states of a sealed round readable; the newest states stay as they are."""
+        """Make the states of a committed round readable; the newest states stay as they are."""
         if round < self._sealed[0]:
             self._store.open(round, sha)
         elif (round, sha) != self._sealed:
@@ -187,7 +188,7 @@ class ClientRuntime:
             )
 
     def _seal(self, round: int, keep: list[int]) -> None:
-        # For a round in which this node sealed nothing, keep its newest seal before that round.
+        # Where this node did not commit a round of `keep`, keep its newest commit before the round.
         sealed = self._store.sealed_rounds()
         kept = {max((s for s in sealed if s <= r), default=-1) for r in keep}
         self._sealed = (round, self._store.seal(round, kept))
@@ -226,7 +227,7 @@ class Worker:
 
     Args:
         name: name of the node.
-        data: data of its clients.
+        data: data of the node's clients.
         folder: state folder of the node, with a subfolder for each run.
         limits: bounds on received messages.
         workers: number of clients that run at once.
@@ -265,7 +266,7 @@ class Worker:
         """Add a message and its reply to the audit log, if there is a policy.
 
         `head` is the message's header, or {} if the message is not verified. If the log cannot be
-        written, the node reports it with `tell` and continues.
+        written, the node reports the error with `tell` and continues.
         """
         if not self._keeps_log:
             return
@@ -321,8 +322,8 @@ def run_work(
 ) -> None:  # fmt: skip
     """Run the work that a message requests, and add the results to the reply.
 
-    Once the time that the policy allows is used up, the remaining clients are skipped and get a
-    fault. Raises CodecError once the server no longer waits for the reply.
+    When the time that the policy allows is used up, the remaining clients are skipped and reported
+    as faults. Raises CodecError once the server no longer waits for the reply.
     """
     begun = time.monotonic()
     head, work = wire_message.head, wire_message.head["work"]
@@ -355,7 +356,7 @@ def run_work(
 
 
 def without_paths(text: str) -> str:
-    """Return a text in which absolute paths are shortened to their file names."""
+    """Return a text with every absolute path shortened to its file name."""
     return _FOLDERS.sub("", text)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from fedshot.core.errors import ConfigError
 from fedshot.runs.trackers.notes import MARK, PROJECT, note, noted, result_name
 
-_BATCH = 100  # most parameters per request
-_LONG = 500  # most characters of a parameter
+_BATCH = 100  # maximum number of parameters per request
+_LONG = 500  # maximum length of a parameter
 
 
 class MLflow:
@@ -72,12 +72,12 @@ class MLflow:
         self._client.log_batch(self._id, metrics=metrics)
 
     def end(self, round: int, values: Mapping[str, float]) -> None:
-        """Log the test's metrics, unless they are logged for that round already."""
+        """Log the test's metrics, unless this round already has them."""
         if round not in {m.step for m in self._history(result_name(values))}:
             self.log(round, values)
         self._client.set_terminated(self._id)
 
     def close(self, *, done: bool) -> None:
-        """Mark a run whose training did not end as failed."""
+        """Mark the run as failed if its training did not finish."""
         if not done:
             self._client.set_terminated(self._id, status="FAILED")

@@ -14,7 +14,7 @@ MARK = "cost/megabytes_down"  # a metric of every round
 
 
 def result_name(values: Mapping[str, float]) -> str:
-    """Return the name of the test's accuracy among its metrics, NOT_HONEST/ or not."""
+    """Return the name of the test's accuracy among its metrics, with or without NOT_HONEST/."""
     return next(name for name in values if name.endswith("test/accuracy"))
 
 

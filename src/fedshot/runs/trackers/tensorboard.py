@@ -36,7 +36,7 @@ class TensorBoard:
         self._writer.flush()
 
     def end(self, round: int, values: Mapping[str, float]) -> None:
-        """Write the test's metrics, unless they are written for that round already."""
+        """Write the test's metrics, unless this round already has them."""
         if round not in self._held.get(result_name(values), []):
             self.log(round, values)
 

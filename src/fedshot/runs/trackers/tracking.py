@@ -1,8 +1,8 @@
 """Forwarding of records to TensorBoard, Weights & Biases or MLflow.
 
 The records on the disk remain authoritative. When a tracker is opened, it receives the rounds that
-it lacks. A killed run so continues in the same tracked run, which gets every round once: repeated
-rounds have the same values and are not sent again.
+it lacks. A run that was killed and resumed continues in the same tracked run. Each round is logged
+once: a round that is trained again has the same values and is not sent again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedshot.runs.trackers.wandb import Wandb
 
 
 class Sink(Protocol):
-    """The interface of a tracker; `last` is the last round that it has, -1 if none."""
+    """The interface of a tracker; `last` is the last round logged there, -1 if none."""
 
     last: int
 
@@ -134,7 +134,7 @@ class Tracker:
 
 
 def names_of(settings: Settings) -> Callable[[str], str]:
-    """Return a function that names metrics; if results are biased, it adds NOT_HONEST/ to names."""
+    """Return a function that names metrics; it puts NOT_HONEST/ first if results are biased."""
     dishonest = bool(not_honest(settings))
     peeks = trees.at(settings, "run.choose") == "best_on_test_classes"
 
