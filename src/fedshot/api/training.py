@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -193,6 +194,9 @@ def _given(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, Dataset | 
     """Return the settings that keyword arguments give, and the dataset if it is in memory."""
     given: Settings = {}
     for key, value in settings.items():
+        close = difflib.get_close_matches(key, _WITHOUT_SECTION, 1, 0.75)
+        if close and key not in _WITHOUT_SECTION:
+            raise ConfigError(f"there is no option {key!r}. Did you mean {close[0]!r}?")
         for path in _WITHOUT_SECTION.get(key, (key,)):
             trees.put(given, path, long(path, _plain(value)))
     if data is None or isinstance(data, str) or _is_settings(data):
