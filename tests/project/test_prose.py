@@ -15,7 +15,10 @@ import fedshot
 
 PACKAGE = Path(fedshot.__file__).parent
 ROOT = Path(__file__).parents[2]
-PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/results.md"})
+PAGES = sorted(
+    {ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("*.md")}
+    - {ROOT / "docs/results.md"}
+)
 ROOMS = sorted(p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__")
 LONGEST = 40  # words of a sentence
 # Words for which the field has others: an exam that somebody sits, letters in the post.
@@ -71,6 +74,6 @@ def test_code_is_in_plain_words(room: str) -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_is_in_plain_words(page: Path) -> None:
     assert list(faults(page.read_text(encoding="utf-8"))) == []
