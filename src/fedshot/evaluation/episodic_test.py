@@ -60,8 +60,9 @@ class TestOptions:
         group: split of an episode among a group of clients that learn it together.
         pool: where test episodes come from. "shared": every episode is drawn from all novel
             examples. "clients": the partition assigns the novel examples to clients, as it does the
-            training data; the clients that take part provide the episodes in turn, each from its
-            own examples. Two seeds then have the same test only if they leave out the same clients.
+            training data, and the clients provide the episodes in turn, each from its own examples.
+            A client that is left out of a run, because it cannot form a training episode, provides
+            none. So two training seeds that leave out different clients have different tests.
         first_client_only: if clients predict, use only the first client, as in some published code;
             such a result is no fair estimate, and is marked NOT HONEST wherever it is shown. No
             effect if the server predicts.
@@ -133,7 +134,7 @@ class EvalEpisodes(LazyEpisodes):
         return EvalEpisode(x, y, query, classes, self._held(u))
 
     def _held(self, u: int) -> Held | tuple[()]:
-        """Return which client holds each example of episode u, or () without a group."""
+        """Return which client holds each example of episode u, or () if it is not split."""
         tasks = self._tasks
         if not isinstance(tasks, GroupTasks):
             return ()

@@ -43,8 +43,8 @@ class Influence(Wrapper):
             reply. "clip" and "refuse" keep all replies of a cohort in memory.
         multiple: the bound, as a multiple of the cohort's median norm. With fewer than three
             replies there is no bound.
-        record: called once per training exchange with each client's weight, its norms, and its
-            share of the cohort's total weight times norm.
+        record: called once per training exchange with each client's weight, norms and share. The
+            share is the client's weight times its norm, divided by the cohort's sum of these.
         tell: called with a message for each part above the bound.
 
     Raises ConfigError as `check_norms` does.

@@ -68,7 +68,7 @@ class Index:
 class PrivateStore:
     """Versions of private states in a folder, which is created at the first write.
 
-    `holds` is the name of a state in error messages.
+    `holds` is what error messages call a state, such as "private state".
     """
 
     def __init__(self, folder: Path, holds: str = "private state") -> None:
@@ -84,7 +84,8 @@ class PrivateStore:
 
         Raises:
             CheckpointError: the version is missing, damaged, or does not have the committed hash.
-            KeyError: the round of `upto` is before the last committed round and was not opened.
+            KeyError: `upto` is in a round before the last committed round, and `open` was not
+                called for it.
         """
         if upto[0] < 0:  # before training
             return None

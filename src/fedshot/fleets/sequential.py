@@ -24,9 +24,10 @@ class Sequential:
 
     @property
     def bank(self) -> PrivateStore:
-        """The trees that the server stores for the clients, versioned like the private states.
+        """The bank: the models that the server stores on disk, one for each client.
 
-        Methods whose server keeps a model for every client use the bank.
+        They are versioned by round, like the private states. Only methods whose server keeps a
+        model for every client use the bank.
         """
         with self._opening:
             if self._bank is None:
@@ -48,23 +49,23 @@ class Sequential:
         self.host.settle(exchange, accepted)
 
     def void(self, round: int) -> None:
-        """Delete the private states and bank entries of a discarded round."""
+        """Delete the clients' private states, and the models in the bank, of a discarded round."""
         self.host.store.void(round)
         self.bank.void(round)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Commit the private states and the bank of this round; return their hashes."""
+        """Commit this round's private states and the models in the bank; return their hashes."""
         private, bank = self.host.store.seal(round, keep), self.bank.seal(round, keep)
         return f"{private}/{bank}" if bank else private
 
     def open(self, round: int, sha: str) -> None:
-        """Make the private states and the bank of a committed round readable."""
+        """Make the private states and the models in the bank of a committed round readable."""
         private, _, bank = sha.partition("/")
         self.host.store.open(round, private)
         self.bank.open(round, bank)
 
     def rewind(self, round: int, sha: str) -> None:
-        """Go back to the private states and the bank of a committed round; delete later ones."""
+        """Return to a committed round: delete later private states and later models in the bank."""
         private, _, bank = sha.partition("/")
         self.host.store.rewind(round, private)
         self.bank.rewind(round, bank)

@@ -19,7 +19,7 @@ class Wrapper:
 
     @property
     def bank(self) -> Bank:
-        """The trees that the server stores for the clients."""
+        """The bank: the models that the server stores on disk, one for each client."""
         return self.fleet.bank
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:

@@ -59,8 +59,9 @@ def average_distance_logits(query: Tensor, support: Tensor, y: Tensor, way: int)
 def own_logits(h: Tensor, y: Tensor, way: int, own_sample: OwnSample) -> Tensor:
     """Return minus the mean distances [n, way] of examples h [n, d] to the examples of each class.
 
-    "with" counts an example among those of its class, at a distance of 0; "without" leaves it out.
-    The only example of a class is never left out, so its distance to its class is 0.
+    Own sample "with": an example counts among those of its class, at a distance of 0 from itself.
+    "without": it is left out of its class, unless it is the only one, whose distance to its class
+    is 0.
     """
     member = members(y, way).to(h.dtype)
     # The distance of an example to itself is exactly 0, without a gradient through the root.
@@ -83,9 +84,10 @@ class AverageDistance:
     Args:
         model: backbone; a head is not used.
         classes: number of classes; labels of a batch are below it.
-        own_sample: whether an example counts among those of its class in training.
-        alone: under own_sample "without", "include" the only example of a class at a distance of 0
-            from itself, or "drop" it from the mean loss.
+        own_sample: whether, in training, an example counts among those of its class ("with") or is
+            left out ("without").
+        alone: under own_sample "without", what to do with the only example of a class. "include":
+            it counts, at a distance of 0 from itself; "drop": the mean loss leaves it out.
     """
 
     max_way: ClassVar[None] = None

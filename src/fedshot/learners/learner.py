@@ -12,8 +12,8 @@ Batch norm follows the policy of the model:
 | transductive | batch statistics | support and queries each use their own batch statistics |
 
 Under `running`, MAML adapts with batch statistics of the support set, in training and at test. The
-pass of the queries after adaptation updates the running statistics, and uses them at test. These
-statistics belong to adapted weights; the inner steps would diverge with them.
+pass of the queries, after adaptation, updates the running statistics in training and uses them at
+test. These statistics are those of adapted weights, so the inner steps would diverge with them.
 """
 
 from __future__ import annotations

@@ -127,9 +127,9 @@ def local_sgd(
     """Minimise the mean loss of the episodes of each step, with one optimiser step each.
 
     Args:
-        episode_loss: `episode_loss(params, stats, episode, seed)`, a learner's or an extended one.
-            It may return parameters, but must not keep references to them between calls: the next
-            step may overwrite their memory.
+        episode_loss: `episode_loss(params, stats, episode, seed)`, a learner's method or another
+            function with its signature. It may return tensors of `params`, but must not keep
+            references to them: the next step may overwrite their memory.
         optimizer: turns a gradient into a step.
         params: initial parameters.
         stats: running statistics, updated by one episode after another.

@@ -91,7 +91,10 @@ class FeatureProbe:
 
 
 def ridge(support: Tensor, y: Tensor, query: Tensor, way: int, weight: float) -> Tensor:
-    """Return q X^T (X X^T + weight I)^-1 Y, in float64."""
+    """Return the logits q X^T (X X^T + weight I)^-1 Y of ridge regression, computed in float64.
+
+    X are the support features, Y their one-hot labels, and q the query features.
+    """
     x, q = support.double(), query.double()
     targets = (y[:, None] == torch.arange(way, device=y.device)).double()
     kernel = x @ x.T + weight * torch.eye(len(x), dtype=x.dtype, device=x.device)

@@ -1,6 +1,7 @@
 """The methods, by the names they have in configurations and tables.
 
-`fedshot.methods()` lists them: once this package is imported, it takes the place of the function.
+`fedshot.methods()` lists them. Importing this package replaces the function `fedshot.methods` by
+the package, so the package can be called, too, with the same result.
 """
 
 import importlib

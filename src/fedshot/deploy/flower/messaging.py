@@ -98,7 +98,8 @@ class Messenger:
     ) -> Iterator[Incoming]:
         """Send each node its message, and yield one `Incoming` per node as replies arrive.
 
-        Replies that arrive after `seconds` are dropped and logged, at a later call of this method.
+        Replies that arrive after `seconds` are not yielded. The next call of this method drops them
+        and logs a line for each.
         """
         sent, unsent = self._send(wire_messages, seconds)
         for node, reason in unsent.items():

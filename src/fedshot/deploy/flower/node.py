@@ -100,9 +100,10 @@ class NodeLoop:
     def _handle(self, message: Message, number: int) -> WireMessage:
         """Return the reply to a message; a message whose deadline has passed is refused.
 
-        Otherwise a slow or once disconnected node would work through outdated messages and never
-        catch up. (The clocks agree, since signed requests contain the time.) `number` is the node's
-        id, to which a message must be addressed.
+        Otherwise a node that is slow or was disconnected would work through outdated messages and
+        never catch up. The deadline is compared with the node's clock: it agrees with the server's,
+        because Flower rejects signed requests whose time is wrong. `number` is the node's id, to
+        which a message must be addressed.
         """
         try:
             wire_message = read_message(message.content, self.limits, self.check)
@@ -122,8 +123,9 @@ class NodeLoop:
     def _connect(self, *, known: bool) -> int:
         """Connect to the server; return the node's id there.
 
-        If the server has `known` this node before, every error is followed by another attempt: a
-        restarted server takes a while to register its nodes.
+        A failed connection is tried again. With `known`, i.e. if the server has accepted this node
+        before, a rejection is tried again, too: a restarted server takes a while to register its
+        nodes. Otherwise a rejection raises ConfigError.
         """
         wait = 0.2
         while True:

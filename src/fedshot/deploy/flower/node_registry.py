@@ -138,7 +138,10 @@ NO_SEAL: Seal = (-1, "")
 
 
 def checked_seal(seal: Any) -> Seal:
-    """Return a seal (round, hash) from JSON. Raises ValueError for anything else."""
+    """Return a seal, i.e. a committed round and the hash of its private states, from JSON.
+
+    Raises ValueError for anything else.
+    """
     match seal:
         case [round, str(sha)] if type(round) is int and -1 <= round < _MOST:
             if _SHA.fullmatch(sha):
@@ -185,7 +188,8 @@ class NodeRegistry:
     to the first node that reports it. Once a round is committed, the client belongs to this node
     for the rest of the run, because its private state is stored there.
 
-    Arguments are those of `FlowerFleet`; a new node has `hello_seconds` to report its clients.
+    The arguments are described in `FlowerFleet`. A new node has `hello_seconds` to report its
+    clients.
     """
 
     transport: Transport
@@ -226,7 +230,13 @@ class NodeRegistry:
         return {client: node for node in self for client in node.clients}
 
     def begin_session(self, bases: Mapping[str, Seal], owners: Mapping[int, str] = {}) -> None:
-        """Begin a session from the seals `bases`; remove nodes with other nodes' clients."""
+        """Begin a session; remove each node that reports a client which another node owns.
+
+        Args:
+            bases: the seal of each node, by name: the committed round from whose private states
+                the node starts, and their hash.
+            owners: the name of the node that owns each client.
+        """
         self.session, self.bases, self.owners = self.session + 1, dict(bases), dict(owners)
         for node in [*self]:
             if reason := self._owner_conflict(node.name, node.clients):

@@ -75,7 +75,7 @@ class Classes:
         return cls(names, *(tuple(sorted(numbers[n] for n in parts[part])) for part in _PARTS))
 
     def of_part(self, dataset: Dataset, parts: Sequence[str]) -> tuple[Dataset, list[str]]:
-        """Return the examples of these parts of the split, with the class numbers of all hosts.
+        """Return the examples of these parts of the split, labelled with the hosts' class numbers.
 
         Also return remarks for the user, such as which examples are skipped. Raises DataError if
         no example is left.

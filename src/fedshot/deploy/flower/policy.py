@@ -9,11 +9,12 @@
     most_seconds: 600                # work for one message; checked after each client
     most_disk_mb: 500                # MiB of private states of one run; checked before work begins
 
-All lines are optional. If a line bounds options, a method without any of these options is refused.
-A batch of null means a client's whole data, and is allowed. With `min_local_steps` above 1, the
-gradient of a single step may not be uploaded. After `most_seconds`, the remaining clients are
-skipped. The server chooses the model, the method and its options; a policy excludes the worst
-choices, but does not make uploads private.
+All lines are optional. `min_batch` and `min_local_steps` each bound two options of methods. If a
+policy has one of these lines, it refuses a method that has neither of the two options. A batch of
+null means a client's whole data, and is allowed. With `min_local_steps` above 1, the gradient of a
+single step may not be uploaded. After `most_seconds`, the remaining clients are skipped. The server
+chooses the model, the method and its options; a policy excludes the worst choices, but does not
+make uploads private.
 """
 
 from __future__ import annotations

@@ -36,9 +36,9 @@ class Setup:
     Args:
         run: the run's id, 32 hexadecimal digits.
         settings: the whole configuration, as YAML.
-        classes: numbers of the base classes.
+        classes: the base classes, as class indices of the dataset.
         clients: number of clients on all nodes.
-        data: values that the metadata of the client files must have.
+        data: metadata that every client file must have, and their values.
         own: file name and hash of a user-defined method; "" for a method of fedshot.
     """
 

@@ -108,8 +108,9 @@ class ClientRuntime:
     def start_session(self, session: int, base: Seal) -> None:
         """Begin a session from the committed states `base`, or continue the current session.
 
-        States committed later are deleted. But if `base` is `NO_SEAL`, all committed states move to
-        another folder, which is deleted once a round at least as late is committed.
+        States committed after those of `base` are deleted. If `base` is `NO_SEAL`, training starts
+        again: all committed states are moved to another folder. That folder is deleted once its last
+        round, or a later round, is committed.
 
         Raises CheckpointError if a later session has begun, or the states of `base` are missing.
         """
@@ -149,7 +150,7 @@ class ClientRuntime:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The session, the last order carried out and the last committed round, for replies."""
+        """For replies: the session, the last order carried out, the last committed round's seal."""
         return {"life": self._session, "done": self._done, "sealed": list(self._sealed)}
 
     def run_work(self, work: dict[str, Any], messages: dict[int, Tree]) -> Generator[Arrival]:
@@ -178,7 +179,7 @@ class ClientRuntime:
             yield from self._fleet.replies(exchange)
 
     def _open_seal(self, round: int, sha: str) -> None:
-        """Make the states of a committed round readable; the newest states stay as they are."""
+        """Make the private states of a committed round readable; no state is changed."""
         if round < self._sealed[0]:
             self._store.open(round, sha)
         elif (round, sha) != self._sealed:

@@ -62,7 +62,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
         model: backbone; a head is not used.
         episode: shape of the training episodes after `classify_rounds`; its `augment` is also used
             for the batches.
-        classes: numbers of the base classes in the dataset.
+        classes: the base classes, as class indices of the dataset.
         probe: classifier at test, on features scaled to length 1: nearest class "mean", "logistic"
             or "ridge" regression.
         classifier: classifier in training, "linear" or "cosine".

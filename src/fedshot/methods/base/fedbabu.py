@@ -52,7 +52,7 @@ class FedBABU(Method[FedBABUState]):
         model: backbone; a head is not used.
         episode: shape of the episodes that a client must be able to form; its `augment` is used
             for the batches.
-        classes: numbers of the base classes in the dataset.
+        classes: the base classes, as class indices of the dataset.
         probe: classifier at test, on features scaled to length 1: "finetune" takes gradient steps
             on a new head; "mean" is the nearest class mean; "logistic" and "ridge" are regressions.
         local_steps: optimiser steps per local update.

@@ -58,9 +58,10 @@ class ClientModel:
         way: width of the head; a task of fewer classes uses its first outputs.
         d: length of a feature row.
         inner: how psi is fine-tuned.
-        queries: what a query attends to.
-        head_start: the head is learned from an initial "zero", or made of each task's "prototypes"
-            before fine-tuning (Proto-MAML, Triantafillou et al. 2020); then psi has no head.
+        queries: what a query attends to: see `SetTransformer.apply`.
+        head_start: the head that fine-tuning starts from. "zero": a head in psi, which is learned
+            and is zero before training. "prototypes": a head computed from the prototypes of each
+            task (Proto-MAML, Triantafillou et al. 2020); then psi has no head.
     """
 
     transformer: SetTransformer

@@ -13,17 +13,19 @@ psi~ = psi - a_ft grad CE(S; phi, psi), eq. (3); one optimiser step of phi on
 (1 - l_MI) CE_base(S) + l_MI L_MI, eqs. (5) and (14); one of psi on (1 - l_KD) CE(Q; psi~) + l_KD
 L_KD, eqs. (4) and (20); phi <- the mean of the clients' phi, eq. (2).
 
-Both steps use the features of one pass of the encoder, under the phi before the step. So batch norm
-normalises support and queries together and updates the running statistics once; and dropout
-(DropBlock) in the encoder has one mask per episode, where a pass for each of the three uses would
-draw three. The client-model has two masks: one for fine-tuning, and one for the pass that both
-losses share. Without batch norm, the queries pass separately and without a graph, since nothing
-differentiates them. The features are the same, and the backward pass of all queries is saved.
+The steps of phi and psi use the features of one pass of the encoder, under the phi before both. So
+batch norm normalises support and queries together and updates the running statistics once. Dropout
+(DropBlock) in the encoder has one mask per episode; with separate passes for fine-tuning, L_phi and
+L_psi it would have three. The client-model has two masks: one for fine-tuning, and one for the pass
+that both losses share. If the encoder has no batch norm, the queries pass it separately and without
+a graph, since nothing differentiates their features. The features are the same, and the backward
+pass of all queries is saved.
 
 What the paper leaves open is in `fedshot.methods.f2l.readings`. Departures: clients upload
-phi_i - phi. Only mode "strict" normalises b over the whole support (a 1-shot L_MI as printed is
-zero for any features), gives b a temperature, takes the gradient of eq. (4) in first order, and
-that of L_MI through the server-model's own features only.
+phi_i - phi. Mode "strict" repairs four points; mode "paper" does not. In eq. (10), the softmax b of
+cosines is over the whole support, because L_MI as printed is zero with one shot; and b has a
+temperature. The gradient of eq. (4) is first-order. That of L_MI reaches the server-model only
+through its own features, not through the client-model, whose input these features are.
 """
 
 from __future__ import annotations
@@ -97,33 +99,38 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
     Args:
         model: backbone, and the client-model's linear head.
         episode: shape of the training episodes.
-        classes: numbers of the base classes in the dataset.
+        classes: the base classes, as class indices of the dataset.
         mode: sets the options that are null: "strict" repairs some of the paper's equations,
             "paper" follows them to the letter, "official" follows the authors' code.
         lambda_mi: weight of the transfer from the client-model to the server-model; 0 for none.
         lambda_kd: weight of the distillation from the server-model to the client-model; 0 for none.
         personal: whether client-models stay with their clients; false averages them, too.
-        weights: how a term X of weight l is added to the cross-entropy CE: (1 - l) CE + l X,
-            "shared", or CE + l X, "added".
-        mi_loss: L_MI is eq. (13), "confidences", or the authors' contrastive loss of "shots".
-        mi_denominator: b is normalised over the support, "all", or the row's class, "same_class".
-        mi_tau: temperature of b in L_MI.
-        mi_from: L_MI uses the client-model fine-tuned on the task, "tuned", or before, "psi".
-        mi_gradient: L_MI trains the server-model through its own "server" features, or through
-            "both" these and the client-model that they enter.
-        kd_targets: targets of the distillation: probabilities of the task's classes, "softmax", or
-            logits divided by their "sum".
-        server_rows: the server-model learns to classify the "support", or "both" support and
-            queries.
-        client_phi: the client-model's step uses the server-model before this local step, "old", or
-            after it, "new".
+        weights: how L_MI or L_KD, with weight l, is added to the cross-entropy CE. "shared":
+            (1 - l) CE + l L; "added": CE + l L.
+        mi_loss: the loss L_MI. "confidences": eq. (13) of the paper; "shots": the contrastive loss
+            of the authors' code, which compares each shot with the next.
+        mi_denominator: what b, the softmax of cosines in L_MI (eq. (10)), is normalised over.
+            "all": the whole support; "same_class": the support of the row's class.
+        mi_tau: temperature of the softmax b in L_MI.
+        mi_from: the client-model in L_MI. "tuned": after fine-tuning on the task; "psi": before.
+        mi_gradient: how the gradient of L_MI reaches the server-model. "server": through the
+            server-model's features in L_MI; "both": also through the client-model, whose input
+            these features are.
+        kd_targets: targets of the distillation. "softmax": probabilities of the task's classes;
+            "sum": logits divided by their sum.
+        server_rows: examples that the server-model learns to classify. "support": the support;
+            "both": support and queries.
+        client_phi: the server-model that the client-model's step uses. "old": before this local
+            step; "new": after it, except in fine-tuning.
         classifier: classifier of the server-model: "linear", or the "mlp" of the authors' code.
-        queries: what a query attends to in the client-model: "support_context", the "query_set", or
-            only itself, "alone".
-        head_start: initial head of the client-model: "zero", or each task's "prototypes".
-        evaluated: what predicts at test: the "client" models, or a probe on the "server" model.
-        probe: probe of evaluated "server", on features scaled to length 1: "logistic", "mean" or
-            "ridge".
+        queries: what a query attends to in the client-model. "support_context": the support and
+            itself; "query_set": all queries; "alone": only itself.
+        head_start: the client-model's head before fine-tuning. "zero": a learned head, which is
+            zero before training; "prototypes": a head computed from each task's prototypes.
+        evaluated: what predicts at test. "client": the client-models; "server": a probe on features
+            of the server-model.
+        probe: the probe if `evaluated` is "server": "logistic", "mean" or "ridge", on features
+            scaled to length 1.
         answer_by: at test, "turns" gives test episode u to client u mod K, "all" to every client.
         weighting: weight of a client in the mean: "uniform", or the number of its "examples".
         transformer: the client-model's encoder.

@@ -103,7 +103,10 @@ class OptimizerChoice:
     weight_decay: NotNegative | None = None
 
     def over(self, base: Optimizer) -> Optimizer:
-        """Return `base`, or the default optimiser of another `name`, with the chosen values."""
+        """Return `base` with the options that are set here, i.e. not null.
+
+        If `name` is set and is not that of `base`, the other values are the defaults of `Optimizer`.
+        """
         other = self.name is not None and self.name != base.name
         return chosen(Optimizer(self.name or base.name) if other else base, self)
 
@@ -137,10 +140,11 @@ _CODE = F2LReading(
 def f2l_defaults(mode: F2LMode, *, text: bool) -> F2LDefaults:
     """Return the values that a mode gives to null options, for texts or for images.
 
-    "paper" differs from "strict" where the paper is explicit: b over the row's class at temperature
-    1, eq. (10); the gradient of eq. (4) with respect to psi, not psi~; and that of eq. (5) through
-    all of phi, also where its features pass the client-model. Eq. (5) has psi where section 3.2.2
-    has the fine-tuned psi~; both modes use psi~.
+    "paper" differs from "strict" in three points on which the paper is explicit. In eq. (10), b is
+    normalised over the support of the row's class, at temperature 1. Eq. (4) is differentiated with
+    respect to psi, through fine-tuning, and not with respect to psi~. The gradient of eq. (5)
+    reaches phi also through the client-model, whose input are phi's features. In both modes L_MI
+    uses the fine-tuned psi~ of section 3.2.2, where eq. (5) has psi.
     """
     check_word("mode", mode, get_args(F2LMode))
     if mode == "strict":

@@ -115,7 +115,11 @@ class SetTransformer:
         return linear(p["qkv"], h).view(n, 3, self.heads, d // self.heads).permute(1, 2, 0, 3)
 
     def _attend(self, of: Tensor, to: Tensor, itself: bool, mode: Mode) -> Tensor:
-        """Return softmax(Q K^T / sqrt(d / heads)) V, [n, d]; `itself` adds a row's own (k, v)."""
+        """Return softmax(Q K^T / sqrt(d / heads)) V, [n, d].
+
+        Q are the queries of `of`, and K and V the keys and values of `to`. With `itself` each row
+        also attends to its own key and value in `of`.
+        """
         q, k_own, v_own = of.unbind()
         _, k, v = to.unbind()
         m = k.shape[1]

@@ -67,8 +67,9 @@ def transfer_loss(
 def contrastive_term(h_phi: Tensor, h_psi: Tensor, y: Tensor, way: int, tau: float) -> Tensor:
     """Return the loss of the authors' code instead of L_MI: InfoNCE over classes.
 
-    For each class, the server-model's feature of shot j + 1 has to match the client-model's feature
-    of shot j, among those of all classes. Every class has the same number of shots, at least two.
+    The server-model's feature of a class's shot j + 1 is compared with the client-model's features
+    of shot j of all classes; that of its own class is the positive. Every class has the same number
+    of shots, at least two.
     """
     order = y.argsort(stable=True)
     server, client = (unit_rows(h)[order].view(way, -1, h.shape[1]) for h in (h_phi, h_psi))

@@ -7,7 +7,7 @@ Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning. Loca
 L_k(w_k) + gamma L_MI, L_MI = 1/|B_k| sum_T KL(p(w^t) || p(w_k)): eqs. (11) and (12) of the revised
 version, (12) and (13) of the first, which defines the reference as the average w_-k of the other
 clients, eq. (11), and uses w^t. The rest is in `fedshot.methods.fedfsl.federated_maml`.
-Symbols: p(w) softmax over the episode's classes; epsilon half the width of the band of the ratio.
+Symbols: p(w) softmax over the episode's classes; epsilon the bound of |p(w^t)/p(w_k) - 1|.
 
 What the papers leave open: p(.) is taken on the queries, after both models have adapted to the same
 support with the same dropout masks (a head that has not adapted cannot know labels that are
@@ -16,8 +16,8 @@ constants; gradients pass through the client's inner steps. The revised version 
 p(w^t)/p(w_k) "in (11)" to [1 - epsilon, 1 + epsilon]: see `fedshot.nn.losses.clipped_kl`.
 Departures: the default clip acts on the gradient of (11), not inside it. With
 reference="exclusive" the client subtracts its own model from the mean that it is sent, where the
-paper's server computes and sends K models: see `fedshot.methods.fedfsl.leave_one_out`. With a
-cohort smaller than the population, w^t is the reference of a client that did not contribute to w^t.
+paper's server computes and sends K models: see `fedshot.methods.fedfsl.leave_one_out`. A client
+that did not contribute to w^t, because it was not in the last cohort, has w^t itself as reference.
 A client keeps |B_k| w_k in float64, the memory of two models.
 """
 

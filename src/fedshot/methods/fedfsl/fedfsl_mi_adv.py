@@ -79,13 +79,15 @@ class FedFSLMIAdv(RegularizedMaml):
         predictions: the predictions in the divergence, p(.): those on the queries after adapting,
             "adapted_query", or before, "unadapted_query".
         adv_predictions: the predictions in the heads' disagreement, with the same values.
-        mode: "strict": MI, clipped in the gradient; heads and backbone take turns step by step.
-            "paper", the revised version: the same, clipped inside the logarithm. "v1", the first
-            version: no MI and no clip; all steps of the heads precede those of the backbone. No
-            mode changes `min_prob`, `max_grad_norm`, `adv_predictions` and the inner steps.
+        mode: how the papers are read. "strict": the divergence from the reference is part of both
+            stages, and its ratio is clipped in the gradient; heads and backbone take turns step by
+            step. "paper", the revised version: the same, but the ratio is clipped inside the
+            logarithm. "v1", the first version: no divergence and no clip; all steps of the heads
+            precede those of the backbone. No mode changes `min_prob`, `max_grad_norm`,
+            `adv_predictions` and the inner steps.
         epsilon: the clipped ratio stays within 1 - epsilon and 1 + epsilon.
-        mi_in_stages: whether L_k in both stages is that of FedFSL-MI; if not, gamma is unused;
-            null: the default of `mode`.
+        mi_in_stages: whether the objective L_k of both stages has the divergence from the
+            reference, as in FedFSL-MI. If not, gamma is unused. null: the default of `mode`.
         min_prob: smallest probability in the logarithms of the disagreement.
         max_grad_norm: largest norm of a gradient of stage 1; 0 for no limit.
         local_steps: optimiser steps per local update, of the heads and of the backbone each.
@@ -220,7 +222,11 @@ class FedFSLMIAdv(RegularizedMaml):
         return self.reply(down, private, drawn.local_episodes, new, stats, mean_metrics(reported))
 
     def _turns(self, local_episodes: LocalEpisodes) -> list[LocalEpisodes]:
-        """Return the episodes of each turn; stages 1 and 2 of a turn share its dropout seed."""
+        """Return the episodes of each turn, i.e. of stage 1 and then stage 2 on the same episodes.
+
+        A turn is one local step, or in mode "v1" all of them. Both stages of a turn have the same
+        dropout seed.
+        """
         if self.mode == "v1":
             return [local_episodes]
         noise = Mode(seed=local_episodes.seed)

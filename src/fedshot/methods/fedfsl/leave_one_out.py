@@ -47,7 +47,8 @@ def first_share(params: Tree) -> Tree:
 def next_share(share: Tree, params: Tree, weight: int | Tensor, pool: Tree) -> Tree:
     """Return what a client keeps when it uploads `params`: summand, weight and number of the mean.
 
-    The mean follows that of `pool`. The summand is float64: multiplying by the weight is exact.
+    `pool` describes the last mean; the upload belongs to the next one. The summand is in float64,
+    where the product of a float32 model and the weight is exact.
     """
     return {
         "sum": tree.map(lambda w: w.double() * weight, params),

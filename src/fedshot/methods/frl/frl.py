@@ -74,7 +74,7 @@ class FRL(MetaTrained):
         model: backbone, and for variant "linear" a head as wide as the widest episode.
         episode: shape of an episode: its classes, and the images of each at all clients together.
             Clients that keep their own images divide them in its ratio of shot to query.
-        classes: numbers of the base classes in the dataset.
+        classes: the base classes, as class indices of the dataset.
         redealt: whether images are reassigned to the clients for each episode.
         variant: "linear" trains a linear head; "proto" predicts by the nearest prototype; "gpal" is
             "proto" with L_aux, a loss that pulls features towards the global prototypes.

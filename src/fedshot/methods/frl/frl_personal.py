@@ -42,7 +42,7 @@ class FRLPersonal(MetaTrained):
     Args:
         model: backbone, and for variant "linear" a head as wide as the widest episode.
         episode: shape of an episode, as in `frl`.
-        classes: numbers of the base classes in the dataset.
+        classes: the base classes, as class indices of the dataset.
         redealt: whether images are reassigned to the clients for each episode.
         variant: "linear" trains a linear head, "proto" predicts by the nearest prototype.
         test_rounds: number of rounds at test, R.

@@ -54,7 +54,7 @@ class Pretrained(FewRoundMethod[Prepared]):
     Args:
         model: backbone, and a head as wide as the widest test episode.
         episode: its `augment` is used for the batches of pre-training.
-        classes: numbers of the base classes in the dataset.
+        classes: the base classes, as class indices of the dataset.
         test_rounds: number of rounds at test, R.
         inner_lr: step size of the clients of a test group.
         local_steps: passes of a client over its supports in each round of a test, E.

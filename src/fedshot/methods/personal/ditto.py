@@ -38,7 +38,7 @@ class Ditto(PersonalModels[ModelState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: numbers of the base classes in the dataset.
+        classes: the base classes, as class indices of the dataset.
         lambda_prox: weight of a personal model's distance to the global one; 0 for local training.
         personal_steps: passes over a client's samples for the personal model.
         local_steps: passes over a client's samples in a local update.

@@ -32,7 +32,7 @@ class FedAvg(AmongBaseClasses[ModelState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: numbers of the base classes in the dataset.
+        classes: the base classes, as class indices of the dataset.
         local_steps: passes over a client's samples in a local update.
         batch: samples per step; null for all samples of a client, in one step per pass.
         optimizer: the optimiser of the clients.

@@ -72,7 +72,7 @@ class FedFomo(BankedModels[FedFomoState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: numbers of the base classes in the dataset.
+        classes: the base classes, as class indices of the dataset.
         clients: number of clients.
         m: number of other clients' models that a client receives, M.
         validation_share: share of a client's samples of each class for validation: the first ones

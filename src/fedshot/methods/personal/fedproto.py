@@ -62,7 +62,7 @@ class FedProto(PersonalModels[FedProtoState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: numbers of the base classes in the dataset.
+        classes: the base classes, as class indices of the dataset.
         lambda_proto: weight of the distance to the server's prototypes; 0 for local training.
         weighting: clients in a prototype are weighted by their "examples" of the class, as in the
             paper, or all "clients" equally.

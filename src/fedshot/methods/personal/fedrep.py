@@ -47,7 +47,7 @@ class FedRep(PersonalModels[ModelState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: numbers of the base classes in the dataset.
+        classes: the base classes, as class indices of the dataset.
         personal_head: whether the classifier stays with the client; if not, it is averaged, too.
         head_steps: passes over a client's samples for the classifier; 0 does not train it.
         local_steps: passes over a client's samples for the encoder.

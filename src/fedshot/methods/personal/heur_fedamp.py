@@ -52,7 +52,7 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: numbers of the base classes in the dataset.
+        classes: the base classes, as class indices of the dataset.
         lambda_prox: weight of the distance to the mixture, lambda/alpha.
         sigma: sharpness of the weights: larger values prefer more similar models.
         self_weight: weight of a client's own model in its mixture, xi_ii; null for 1/n.

@@ -88,7 +88,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
     Args:
         model: backbone; a head is not used.
         episode: only its `augment` is used: a client trains on all its samples.
-        classes: numbers of the base classes in the dataset.
+        classes: the base classes, as class indices of the dataset.
         clients: number of clients.
         mode: sets options that are null. "paper", literally: own_sample "with", weigh_by "loss",
             start "own". "strict": own_sample "without", weigh_by "leave_one_out", start "common".
