@@ -42,8 +42,8 @@ def draw_batches(
 ) -> Batches:
     """Draw a batch of `size` examples for each local step.
 
-    The examples of a batch are distinct if the client has enough. `classes` are the base classes'
-    numbers in the dataset.
+    The examples of a batch are distinct if the client has enough. `classes` are the base classes,
+    as class indices of the dataset.
 
     Raises DataError for an example of another class.
     """
@@ -67,7 +67,7 @@ def draw_passes(
     """Draw passes over all examples of a client, each as one batch or as batches of about `size`.
 
     With several batches a pass shuffles the examples and splits them evenly. `classes` are the
-    base classes' numbers in the dataset.
+    base classes, as class indices of the dataset.
 
     Raises DataError for an example of another class.
     """

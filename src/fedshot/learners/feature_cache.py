@@ -31,7 +31,7 @@ class EpisodeIndex(NamedTuple):
 
 @runtime_checkable
 class FeatureCache(Protocol):
-    """Evaluation episodes that share examples, and the distinct examples themselves."""
+    """Evaluation episodes that share examples, and these examples, each stored once."""
 
     def __len__(self) -> int:
         """Return the number of episodes."""

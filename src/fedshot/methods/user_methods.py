@@ -56,7 +56,10 @@ def fingerprint(method: str) -> str:
 
 
 def noted(method: str) -> dict[str, str]:
-    """Return the entry of a record that names a user method's file; `{}` for other methods."""
+    """Return `{"method_file": name and hash of a user method's file}`, to be added to a record.
+
+    Return `{}` for a method of the package.
+    """
     file = fingerprint(method)
     return {"method_file": file} if file else {}
 
@@ -160,7 +163,8 @@ def _packaged(made: type[Any]) -> bool:
 def _run(file: Path, named_by: str) -> None:
     """Import a user's file.
 
-    As with `python FILE`, it can import modules of its folder. It can also import its package.
+    The file can import modules of its folder, as under `python FILE`, and the package that it
+    belongs to.
     """
     folder, name = file.parent, file.stem
     while (folder / "__init__.py").exists():

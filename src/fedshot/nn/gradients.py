@@ -20,7 +20,7 @@ def differentiated_twice() -> bool:
     """Whether the current computation is part of a gradient that is differentiated again.
 
     If so, operations whose C kernels have no fast second derivative use torch operations instead.
-    Results differ by rounding only (by that of bfloat16 if the model uses it).
+    Results differ by rounding only, which is that of bfloat16 if the model uses bfloat16.
     """
     return _TWICE.get()
 
@@ -61,9 +61,10 @@ def value_and_grad(
 def with_graph(
     fn: Callable[..., Tensor], points: tuple[Tensor, ...], dy: Tensor
 ) -> list[Tensor | None]:
-    """Return the gradients of fn(*points) with a graph; None for points that require none.
+    """Return dy times the derivatives of fn(*points), with a graph, one for each of its arguments.
 
-    They are partial derivatives, as a `backward` must return, even if one point depends on another.
+    An argument that requires no gradient has None. Each derivative is partial, as `backward` of an
+    autograd function must return it, even if one argument was computed from another.
     """
     at = [point.view_as(point) for point in points]  # views cut the dependence
     asked = [point for point in at if point.requires_grad]

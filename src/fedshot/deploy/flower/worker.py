@@ -109,8 +109,8 @@ class ClientRuntime:
         """Begin a session from the committed states `base`, or continue the current session.
 
         States committed after those of `base` are deleted. If `base` is `NO_SEAL`, training starts
-        again: all committed states are moved to another folder. That folder is deleted once its last
-        round, or a later round, is committed.
+        again: all committed states are moved to another folder. That folder is deleted once its
+        last round, or a later round, is committed.
 
         Raises CheckpointError if a later session has begun, or the states of `base` are missing.
         """

@@ -22,9 +22,9 @@ PARTS: tuple[Part, ...] = ("support", "query")
 class EpisodeShare(NamedTuple):
     """A client's share of an episode.
 
-    Labels number the classes of the episode, in the same way for all its clients. At test queries
-    have no labels, and there is no seed. Images or texts that an exchange does not need are empty,
-    [0, ...].
+    A label is the index of a class in the episode, the same for all clients of the episode. At test
+    queries have no labels, and there is no seed. Images or texts that an exchange does not need are
+    empty, [0, ...].
     """
 
     support_x: Tensor  # uint8 [supports, H, W, C], or int32 [supports, L]
@@ -49,11 +49,12 @@ def draw_share(
         data: data of the client; under partition "redealt" they change with each episode.
         spec: shape of an episode; clients that keep their images only use its shot and query, as
             the ratio in which they divide them.
-        known: numbers of the base classes; clients that keep their images take labels from these.
-        slots: number of labels, of which the episode uses one per class.
+        known: the base classes, as class indices of the dataset. If clients keep their images, all
+            of them are the classes of every episode.
+        slots: number of possible labels; the episode's classes have the first of them.
         key: key of one client in one exchange. The last two entries of its path name the client.
-            The path above "step" is the episode's and decides the share, so that only the dropout
-            seed differs between the exchanges of an episode.
+            The path before its entry "step" is the key of the episode. It and the client decide
+            what is drawn, so between the exchanges of an episode only the dropout seed differs.
         needed: whose images or texts to read, "support", "query" or both; labels are always read.
 
     Raises DataError for a class without a label.
@@ -94,9 +95,10 @@ def draw_share(
 
 
 def shares_of(eval_episode: EvalEpisode, slots: int | None = None) -> list[EpisodeShare]:
-    """Return the shares of the clients in a test episode's group; without a group, one share.
+    """Return each client's share of a test episode; one share if the episode is not split.
 
-    `slots` is the number of labels, of which the episode uses one per class; None: one per class.
+    `slots` is the number of possible labels, of which the episode's classes have the first; None
+    for as many as classes.
     """
     e, way = eval_episode, len(eval_episode.classes)
     used = torch.arange(way if slots is None else slots, device=e.support_y.device) < way

@@ -14,8 +14,9 @@ the share of client k in all supports, rho_k in all examples; alpha inner_lr, be
 What the paper leaves open, and departures: the losses are cross-entropies, with the true class in
 the sum, in mode="paper" too. Adam runs at the server, on sum_k rho_k g_k. Prototypes are means over
 all supports of a class. With `refresh` they are recomputed with theta_R before they predict, in one
-more exchange. In every mode L_aux is a mean over positions of a map, with weight gamma. Eq. (3) is
-a sum over positions, whose weight the paper does not give; it is gamma divided by their number.
+more exchange. In every mode L_aux is a mean over the positions of the last feature map, with weight
+gamma. Eq. (3) is a sum over positions, whose weight the paper does not give; here the weight of
+each position is gamma divided by their number.
 Clients upload a row of prototypes for each class of the episode, zero for classes they do not have,
 so that a sum suffices. Clients keep nothing between exchanges, so theta_R is sent twice where
 prototypes are recomputed.
@@ -88,24 +89,33 @@ class FRL(MetaTrained):
         inner_lr: step size of the clients, alpha.
         local_steps: passes of a client over its supports in each round, E.
         inner_batch: examples per step; null for all supports of a client, in one step per pass.
-        gamma: weight of L_aux, a mean over the positions of a map; null: 0.2 in every mode. To give
-            the sum of eq. (3) a weight g, set g times the number of positions (25 for a 5x5 map).
-        loss: "softmax" is the cross-entropy; "literal" leaves the true class out of the sum, as
-            printed, and has no lower bound.
-        prototypes: global prototypes are "exact" means over all supports, means "shrunk" towards 0
-            by the share of clients that lack the class, or "unweighted" over those that have it.
+        gamma: weight of L_aux, a mean over the positions of a feature map; null: 0.2 in every mode.
+            To give the sum of eq. (3) a weight g, set g times the number of positions (25 for a
+            5x5 map).
+        loss: loss of a query or support, from its distances to the prototypes. "softmax": the
+            cross-entropy; "literal": as printed, with the true class left out of the sum, so that
+            there is no lower bound.
+        prototypes: the global prototype of a class. "exact": the mean of all its supports.
+            "shrunk": the mean of all clients' prototypes, weighted by the clients' supports, with 0
+            for a client without the class. "unweighted": the plain mean of the prototypes of the
+            clients that have the class.
         refresh: recompute prototypes with theta_R; else queries are compared with P_{R-1}.
-        positions: L_aux is a "mean" over the positions of the last map, or compares only the
-            "pooled" map; null: the default of `mode`, but "pooled" for a backbone without a map,
-            that is all but conv4 without `features`.
-        query_prototypes: the meta-step compares queries with "global" prototypes, or with those of
-            their client, "local"; "gpal" then adds gamma times the loss under the global ones.
-        query_classes: the meta-step's loss is over "all" classes, or only the client's own, "held".
-        uploaded: clients compute prototypes with the model "before" the local steps, before the
-            "last" of them, or "after" them.
-        weights: weights of the clients' models and gradients: their "examples", or all "equal".
-        order: "first" uses the gradient at theta_R as the gradient at phi; "exact" computes it back
-            through the rounds, for small models.
+        positions: features in L_aux. "mean": L_aux is a mean over the positions of the last feature
+            map; "pooled": it compares only the average-pooled map. null: the default of `mode`.
+            Only conv4 with model.backbone.features 0 has such a map; for all others null means
+            "pooled".
+        query_prototypes: prototypes in the meta-step's loss of the queries. "global": the global
+            ones; "local": those of the query's client. Under variant "gpal", "local" adds gamma
+            times the loss under the global ones.
+        query_classes: classes in the meta-step's loss. "all": all classes of the episode; "held":
+            only the classes of the client's own queries.
+        uploaded: the model with which clients compute the prototypes that they upload. "before":
+            before the local steps; "last": before the last of these steps, or with `inner_batch`
+            before the last pass; "after": after the local steps.
+        weights: weights of the clients' models and gradients. "examples": the clients' numbers of
+            examples; "equal": all the same.
+        order: gradient with respect to the initialisation, phi. "first": the gradient at theta_R is
+            taken for it; "exact": it is computed back through the rounds, for small models.
         optimizer: the server's optimiser.
         decay: factor of the server's step size after `decay_round` communication rounds; an
             episode counts as R + 1.
@@ -178,7 +188,10 @@ class FRL(MetaTrained):
 
     @staticmethod
     def changed_meaning(settings: Mapping[str, Any]) -> str:
-        """Return a message if settings of an older version's run mean something else now, or ""."""
+        """Return a message if a run of an older version has settings whose meaning has changed.
+
+        Return "" otherwise.
+        """
         method, backbone = settings["method"], settings["model"]["backbone"]
         has_map = backbone["name"] == "conv4" and not backbone.get("features")
         summed = method["mode"] == "paper" and method["positions"] is None and has_map

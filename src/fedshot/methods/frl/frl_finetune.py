@@ -9,9 +9,10 @@ Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submis
 Symbols: theta encoder and classifier; theta_r the model of round r; n_k examples of client k.
 Departures from the paper: it does not say how the classifier is trained. Here a client uploads the
 gradient of one batch, and the server takes an SGD step of FRL's alpha on their mean, with FRL's
-decay, which is federated averaging of one local SGD step. With other optimisers the two differ: a
-client's first step of Adam only depends on the gradient's signs; prepare_by="clients" has such
-steps. Where images are reassigned for each episode (partition "redealt"), batches come from the
+decay, which is federated averaging of one local SGD step. With other optimisers the server's step
+is not the average of the clients' steps: a client's first step of Adam only depends on the
+gradient's signs. With prepare_by="clients" the clients take the steps. Where images are reassigned
+for each episode (partition "redealt"), batches come from the
 whole pool: IID.
 """
 

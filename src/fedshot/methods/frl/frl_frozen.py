@@ -4,10 +4,10 @@ Base clients pre-train an encoder under a classifier over all base classes, by f
 At test nothing is trained: the clients of a group upload sums of features, once, and a query is
 assigned to the class of the nearest mean.
 
-Source: ours, because the distance-based rows of Park et al., Few-Round Learning for Federated
-Learning, ICLR 2021 submission, hardly depend on the rounds of the test (Tables 3 and A.1 against
-Table 1). Prototypes are those of Snell et al. 2017; sums of features are exact, whichever client
-has an example.
+Source: ours, because the results of the distance-based methods of Park et al., Few-Round Learning
+for Federated Learning, ICLR 2021 submission, hardly depend on the number of rounds at test (compare
+Tables 3 and A.1 with Table 1). Prototypes are those of Snell et al. 2017. They are exact means,
+however the examples are spread over the clients.
 Symbols: theta encoder and classifier; n_k examples of client k.
 Departures from the paper: it has no such baseline. Pre-training is that of `frl_finetune`, to the
 bit.

@@ -87,7 +87,7 @@ class FRLOneShot(Pretrained):
             raise ConfigError(f"holdout is {self.holdout}; expected a share between 0 and 1.")
 
     def check_group(self, group: GroupSampler) -> None:
-        """Raise ConfigError if the clients of a group cannot be split into so many candidates."""
+        """Raise ConfigError if the supports of a group cannot be split evenly among candidates."""
         _check_candidates(self.candidates, (group.clients or 1) + group.spare)
 
     @client_work()
@@ -161,7 +161,7 @@ class FRLOneShot(Pretrained):
 
 
 def set_aside(y: Tensor, holdout: float) -> Tensor:
-    """Return bool [n], true for the last `holdout` (a share, rounded down) of each class."""
+    """Return bool [n]: true for the held-out examples, floor(holdout * m) of a class with m."""
     same = y[:, None] == y[None, :]
     rank, count = same.tril(-1).sum(1), same.sum(1)
     return rank >= count - (count * holdout).floor()
@@ -176,7 +176,11 @@ def _check_candidates(candidates: int, clients: int) -> None:
 
 
 def split_among(shares: Sequence[EpisodeShare], candidates: int) -> list[EpisodeShare]:
-    """Return the candidates' shares; with more candidates than clients, shares are split evenly."""
+    """Return one share of the episode for each candidate; 0 candidates means one per client.
+
+    With more candidates than clients, each client's supports are split evenly among several
+    candidates; a candidate without supports is left out.
+    """
     if candidates == 0 or candidates <= len(shares):
         return list(shares[: candidates or None])
     _check_candidates(candidates, len(shares))

@@ -36,8 +36,9 @@ class GroupNorms:
 
     Policy "running": the statistics of training. "group": each client computes means and second
     moments on its supports; the average, weighted by numbers of supports, only needs sums over
-    clients. In a first layer the result equals the statistics of all supports together.
-    Predictions then do not depend on which client has an example. Other policies: None.
+    clients. For the network's first batch norm, it equals the statistics of all supports together.
+    With these two policies, predictions do not depend on which client has a query. Other policies:
+    None.
     """
 
     def __init__(self, local: FewRoundLearner, stats: Tree, shares: Sequence[EpisodeShare]) -> None:

@@ -2,8 +2,8 @@
 
 Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, section 3.2
 (numbers of equations are the paper's). Symbols: theta_r the model of round r; S_k, Q_k supports and
-queries of client k; C_k its classes; f features, g the last map before the average pool; P^c_r(k)
-the client's prototypes, P_r the global ones; d a squared distance.
+queries of client k; C_k its classes; g the last feature map, f its average pool, the features;
+P^c_r(k) the client's prototypes, P_r the global ones; d a squared distance.
 
     P^c_r(k) = mean of f over S_k(c);                                                       (1)
     L_local = mean over x of d(f(x), P^c) + log sum_c' exp(-d(f(x), P^c'));                 (2)
@@ -12,7 +12,8 @@ the client's prototypes, P_r the global ones; d a squared distance.
 
 As printed, the sum of (2) leaves the true class out: then the loss has no lower bound as classes
 move apart, and for a client with a single class it takes the logarithm of an empty sum. Eq. (3) is
-printed as a sum over positions; here it is their mean, and gamma the weight of a map.
+printed as a sum over positions. Here it is their mean, so gamma is the weight of a whole feature
+map, however many positions it has.
 """
 
 from __future__ import annotations
@@ -96,13 +97,13 @@ class FewRoundLearner:
 
     @property
     def map_positions(self) -> int:
-        """Positions of the last map; 1 for a backbone whose features are flat."""
+        """Number of positions of the last feature map; 1 for a backbone with flat features."""
         count = getattr(self.model.backbone, "positions", None)
         return 1 if count is None else int(count(self.model.shape))
 
     @property
     def d(self) -> int:
-        """Length of a prototype: the channels of the last map; 0 under "linear"."""
+        """Length of a prototype: the channels of the last feature map; 0 under "linear"."""
         return 0 if self.linear else self.model.out_features // self.map_positions
 
     def slots(self, way: int) -> int:
@@ -110,7 +111,10 @@ class FewRoundLearner:
         return self.model.head.way if self.linear and self.model.head is not None else way
 
     def maps(self, theta: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-        """Return (g [n, d, positions], or flat features [n, features] under "linear"; stats)."""
+        """Return (maps, stats) of a pass of x.
+
+        The maps g are [n, d, positions], or under "linear" flat features [n, features].
+        """
         h, stats = self.model.features(theta, stats, x, mode)
         return (h if self.linear else h.view(len(h), self.d, -1)), stats
 
@@ -155,9 +159,10 @@ class FewRoundLearner:
         return masked_cross_entropy(self.logits(f, prototypes), y, prototypes.held, self.loss)
 
     def aux_loss(self, g: Tensor, y: Tensor, prototypes: Prototypes) -> Tensor:
-        """Return eq. (3), a scalar, over the positions of maps g [n, d, positions] or their means.
+        """Return eq. (3), a scalar, for feature maps g [n, d, positions] with labels y [n].
 
-        `y` is [n]; `prototypes` are the global ones, [numbers, d].
+        It compares each position, or the mean over positions if `positions` is "pooled", with the
+        global `prototypes` [numbers, d].
         """
         if self.positions == "pooled":
             return self.local_loss(self.features(g), y, prototypes)
@@ -171,12 +176,13 @@ class FewRoundLearner:
     ) -> tuple[Tensor, Tensor, Prototypes, Tensor]:
         """Return (F of eq. (4), accuracy, own prototypes, counts) of supports.
 
-        Only differentiate F; whether the client's own prototypes have a graph depends on options.
+        Only F may be differentiated: whether the client's own prototypes have a graph depends on
+        whether the C kernel computes them.
 
         Args:
             g: maps [n, d, positions].
             y: labels [n].
-            numbers: number of labels, of which the episode uses one per class.
+            numbers: number of possible labels; the episode's classes have the first of them.
             prototypes: the global prototypes; None to leave out L_aux.
         """
         fixed = prototypes is None or not prototypes.means.requires_grad
@@ -297,9 +303,10 @@ def fresh_head(model: Model, theta: Tree, key: Key) -> Tree:
 def pieces(n: int, size: int | None) -> list[slice]:
     """Return the minibatches of n examples as slices; one slice if `size` is None.
 
-    They follow the order of the examples, the same in every step: random for what a client draws,
-    by class for a test episode without a group. A last minibatch of less than half of `size` joins
-    the one before, because it is too short for batch norm.
+    The slices are consecutive, and every pass uses the same ones, without reshuffling. A client
+    draws its examples in random order; those of a test episode that is not split are sorted by
+    class. A last minibatch of less than half of `size` joins the one before, because it is too
+    short for batch norm.
     """
     if size is None or size >= n:
         return [slice(0, n)]

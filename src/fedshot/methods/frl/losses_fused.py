@@ -32,9 +32,9 @@ def support_loss(
     The loss is L_local + gamma L_aux in nats. Only the loss is differentiable, with respect to `g`.
 
     Args:
-        g: maps [n, d, positions], which `fits`.
+        g: feature maps [n, d, positions], for which `fits` is true.
         y: labels, int64 [n], 0 to numbers - 1.
-        numbers: number of labels that classes may have.
+        numbers: number of possible labels.
         prototypes: global prototypes (means [numbers, d], held bool [numbers]: whether a class has
             one); None to leave out L_aux.
         gamma: weight of L_aux, a mean over positions.
@@ -54,7 +54,7 @@ def query_loss(g: Tensor, y: Tensor, means: Tensor, held: Tensor) -> tuple[Tenso
     The loss is differentiable with respect to `g` and `means`.
 
     Args:
-        g: maps of the queries [n, d, positions], which `fits`.
+        g: feature maps of the queries [n, d, positions], for which `fits` is true.
         y: labels, int64 [n].
         means: the prototypes [numbers, d].
         held: bool [numbers], whether a class has a prototype.

@@ -48,8 +48,9 @@ class Prepared(NamedTuple):
 class Pretrained(FewRoundMethod[Prepared]):
     """A method that pre-trains a classifier; a group fine-tunes its encoder under a fresh head.
 
-    The encoder trains with batch statistics and keeps the running ones, whatever the test uses. It
-    is not a dataclass: each subclass declares the fields below that it has, in its own order.
+    The encoder trains with batch statistics and keeps the running ones, whatever the test uses.
+    This class is not a dataclass: each subclass declares the fields below that it has, in its own
+    order.
 
     Args:
         model: backbone, and a head as wide as the widest test episode.

@@ -33,7 +33,10 @@ class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
         return found
 
     def own_model(self, down: Tree, private: Tree) -> tuple[Tree, Tree]:
-        """Return (theta, stats): the client's theta, at first the server's; the server's stats."""
+        """Return the client's model (theta, stats), where stats are the server's.
+
+        Before the client's first local update, theta is the server's, too.
+        """
         return own_or_sent(private, down["theta"]), down["stats"]
 
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
@@ -42,7 +45,10 @@ class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
 
 
 class BankedModels(PersonalModels[S]):
-    """The server stores each client's last model; its state holds the initial model, `start`."""
+    """The server stores each client's last model on disk, in the bank.
+
+    The server's state only holds the initial model, `start`.
+    """
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: the server keeps what a client has uploaded."""
@@ -62,7 +68,10 @@ class BankedModels(PersonalModels[S]):
 def into_bank(
     clients: Clients, unpacked: Callable[[Tree], Tree] = lambda model: model
 ) -> Callable[[int, Tree], Tree]:
-    """Return a function that stores an uploaded model on disk and returns `{}` in its place."""
+    """Return a function that stores a client's uploaded model in the server's bank, on disk.
+
+    The function first decodes the model with `unpacked`; it returns `{}`.
+    """
 
     def put_away(client: int, model: Tree) -> Tree:
         clients.remember(client, unpacked(model))

@@ -101,13 +101,15 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         local_steps: passes over a client's samples in a local update.
         batch: samples per step; null for all samples of a client, in one step per pass.
         optimizer: the optimiser of the clients.
-        own_sample: in training, the average distance of a sample to its class is taken "with" the
-            sample itself, at a distance of 0, or "without" it.
-        weigh_by: L of eq. (1): the "loss" with each sample in its class, or "leave_one_out".
-        alone: under own_sample "without", "include" the only sample of a class in its class, or
-            "drop" it from the loss.
-        l1: "subgradient", which makes weights small, or "proximal", soft thresholding, which makes
-            them zero; zeros are not sent.
+        own_sample: average distance of a sample to its class in training. "with": the sample itself
+            counts, at a distance of 0; "without": it does not.
+        weigh_by: the loss L in eq. (1), which weights the models. "loss": a sample counts among
+            those of its class; "leave_one_out": it does not.
+        alone: what to do with the only sample of a class, where a sample does not count among those
+            of its class. "include": it counts nevertheless; "drop": the loss leaves it out.
+        l1: how the l1 penalty acts. "subgradient": as a term of the loss, which makes weights
+            small; "proximal": as soft thresholding after each step, which makes them zero. Zeros
+            are then not sent.
         penalise_norms: whether the penalty includes the weights of batch norm.
         start: initial models: one "common" model, or each client's "own".
     """
@@ -227,7 +229,10 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return Reply(up, private, drawn.batches.n, metrics)
 
     def fuse(self, models: Sequence[Tree], whole: Batch) -> tuple[Tensor, Tree]:
-        """Return the weights of eq. (1) and the mixture of eq. (2); the client's model is last."""
+        """Return the weights of eq. (1) and the mixture of eq. (2).
+
+        The last of `models` is the client's own.
+        """
         losses = [self.judge.loss(one["theta"], one["stats"], whole) for one in models]
         weights = (-torch.stack(losses) / self.temperature).softmax(0)
         return weights, mixture(weights, models)

@@ -24,7 +24,10 @@ from fedshot.nn.models.mode import Mode
 
 
 class Cut(NamedTuple):
-    """Lower bounds before the norm and after the pool: 0 for the ReLU, NaN for no bound."""
+    """The position of the ReLU, as lower bounds of the norm's input and of the pool's output.
+
+    A bound is 0 where the ReLU is, and NaN where there is no bound.
+    """
 
     least: float  # lower bound of x
     floor: float  # lower bound of a pool's maximum
@@ -41,10 +44,11 @@ def norm_pool_relu(
     Args:
         p: scale and shift of the norm.
         s: running statistics, `{}` for none.
-        x: a map that `fits`. With "given" statistics there are no gradients.
-        bias: bias of the preceding convolution, not yet added to x; only for "batch" and "capture"
-            with the ReLU last.
-        mode: which statistics to use.
+        x: a feature map, for which `tensors.fits` holds. If `mode.norm` is "given", there are no
+            gradients.
+        bias: bias of the preceding convolution, if it is not yet added to x. This is allowed only
+            if `mode.norm` is "batch" or "capture" and the ReLU is last.
+        mode: `mode.norm` says which statistics to use.
         cut: position of the ReLU.
     """
     if mode.norm == "given":
@@ -105,7 +109,10 @@ def pooled(
 
 
 def pooled_given(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut = RELU_LAST) -> Tensor:
-    """Return relu(max_pool2d(x * scale + shift, 2)) of a map that `fits`, without gradients."""
+    """Return relu(max_pool2d(x * scale + shift, 2)), without gradients.
+
+    `tensors.fits` must hold for x.
+    """
     by = scale.detach().contiguous(), shift.detach().contiguous()
     return _pool(x.detach(), *by, cut)
 

@@ -15,10 +15,11 @@ from fedshot.nn.kernels.tensors import checked, library
 
 
 def gru_gates(t: int, of_h: Tensor, gates: Tensor, kept: Tensor, states: Tensor) -> None:
-    """Replace the inputs of the gates of word t in `gates` by the gates; fill in `kept`, `states`.
+    """Compute the gates and the state of word t.
 
-    `kept` gets the state's contribution to the new gate, which `gru_back` needs, and `states` the
-    state after word t.
+    On entry `gates` holds the terms of the gates that come from the inputs, and `of_h` has those
+    that come from the state before word t. The gates of word t are written to `gates`, the state
+    after it to `states`. `kept` gets the state's term of the new gate, which `gru_back` needs.
     """
     n, words, hidden = kept.shape
     given = checked(of_h, n, 3 * hidden)

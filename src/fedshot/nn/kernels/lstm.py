@@ -110,9 +110,10 @@ def _forwards(
     u: Tensor, c: Tensor, places: Places, gates: Tensor, back: int,
     cells: Tensor, squashed: Tensor, states: Tensor,
 ) -> None:  # fmt: skip
-    """Run one direction: replace its half of `gates`, the inputs of the gates, by the gates.
+    """Run one direction: fill in `cells`, `squashed` (their tanh) and `states`.
 
-    Also fill in `cells`, `squashed` (their tanh) and `states`.
+    On entry the direction's half of `gates` holds the terms of the gates that come from the words.
+    They are overwritten by the gates.
     """
     hidden, done = u.shape[1], _done()
     turned, bias = _padded(u.T), _padded(c)
@@ -130,7 +131,7 @@ def _backwards(
     u: Tensor, places: Places, gates: Tensor, cells: Tensor, squashed: Tensor, grad: Tensor,
     back: int, by_x: Tensor,
 ) -> None:  # fmt: skip
-    """Fill in one direction's half of `by_x`, the gradient of the sums before the gates."""
+    """Fill in one direction's half of `by_x`, the gradient of the gates' pre-activations."""
     hidden, done = u.shape[1], _done()
     turned = _padded(u)
     if grad.stride(2) != 1:
