@@ -360,7 +360,7 @@ class NodeRegistry:
 
 
 def _parse_environment(found: Any) -> dict[str, Any]:
-    """Return a node's reported environment, or {} unless it is a small JSON object."""
+    """Return a node's reported environment; {} if it is not a JSON object, or too large."""
     try:
         fits = len(json.dumps(found, allow_nan=False)) <= _MAX_ENVIRONMENT
     except (ValueError, RecursionError):

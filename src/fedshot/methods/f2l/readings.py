@@ -144,8 +144,8 @@ def f2l_defaults(mode: F2LMode, *, text: bool) -> F2LDefaults:
     "paper" differs from "strict" in three points on which the paper is explicit. In eq. (10), b is
     normalised over the support of the row's class, at temperature 1. Eq. (4) is differentiated with
     respect to psi, through fine-tuning, and not with respect to psi~. The gradient of eq. (5)
-    reaches phi also through the client-model, whose input are phi's features. In both modes L_MI
-    uses the fine-tuned psi~ of section 3.2.2, where eq. (5) has psi.
+    reaches phi also through the client-model, whose inputs are features under phi. In both modes
+    L_MI uses the fine-tuned psi~ of section 3.2.2, where eq. (5) has psi.
     """
     check_word("mode", mode, get_args(F2LMode))
     if mode == "strict":

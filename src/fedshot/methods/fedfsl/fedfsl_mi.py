@@ -52,8 +52,8 @@ class FedFSLMI(RegularizedMaml):
         gamma: weight of the divergence from the reference's predictions; 0 is FedFSL-naive.
         reference: the model that predictions stay near: "global", or "exclusive", the average of
             the other clients.
-        predictions: the predictions that are compared, p(.): those on the queries after adapting,
-            "adapted_query", or before, "unadapted_query".
+        predictions: the predictions on the queries, p(.), that are compared. "adapted_query": those
+            after adapting to the supports; "unadapted_query": those before.
         mode: where the ratio of probabilities is clipped: "strict" in the gradient; "paper" inside
             the logarithm, as in the revised version; "v1" nowhere, as in the first version.
         epsilon: the clipped ratio stays within 1 - epsilon and 1 + epsilon.

@@ -76,9 +76,9 @@ class FedFSLMIAdv(RegularizedMaml):
         lambda_adv: weight of the heads' disagreement in stage 2, lambda.
         reference: the model that predictions stay near: "global", or "exclusive", the average of
             the other clients.
-        predictions: the predictions in the divergence, p(.): those on the queries after adapting,
-            "adapted_query", or before, "unadapted_query".
-        adv_predictions: the predictions in the heads' disagreement, with the same values.
+        predictions: the predictions on the queries, p(.), in the divergence. "adapted_query": those
+            after adapting to the supports; "unadapted_query": those before.
+        adv_predictions: the predictions in the heads' disagreement, one of the same two values.
         mode: how the papers are read. "strict": the divergence from the reference is part of both
             stages, and its ratio is clipped in the gradient; heads and backbone take turns step by
             step. "paper", the revised version: the same, but the ratio is clipped inside the

@@ -84,9 +84,9 @@ def paired_predictions(
         heads: one per model, before adapting.
         stats: running statistics.
         episode: the episode.
-        seed: makes the dropout masks; models with one seed have the same masks.
-        kinds: predictions to return: "adapted_query", or "unadapted_query", by the parameters
-            before adapting.
+        seed: seed of the dropout masks, which are the same for all heads.
+        kinds: predictions on the queries to return: "adapted_query", those after adapting, and
+            "unadapted_query", those before.
         features: cache of the body's features, used if only heads adapt.
     """
     models = [{"body": body, "head": head} for head in heads]

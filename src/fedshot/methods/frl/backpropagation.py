@@ -62,9 +62,10 @@ def pull_prototype_reply(
 
 
 def forward_key(key: Key) -> Key:
-    """Return the key of the client work whose backward pass has this key.
+    """Return the key of a client's work in the forward pass, given its key in the backward pass.
 
-    Client work "pull_update" is the backward pass of "update" and needs its dropout masks.
+    For example, client work "pull_update" is the backward pass of "update". It draws the same
+    dropout masks, so it needs the key of "update".
 
     >>> forward_key(Key(0).at("step", 1, "work", "pull_update", "client", 3)).path
     ('step', 1, 'work', 'update', 'client', 3)

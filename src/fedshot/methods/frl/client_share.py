@@ -113,7 +113,10 @@ def shares_of(eval_episode: EvalEpisode, slots: int | None = None) -> list[Episo
 
 
 def spare_shares(eval_episode: EvalEpisode, slots: int) -> list[EpisodeShare]:
-    """Return the shares of a test episode's spare clients, which have no queries."""
+    """Return the shares of a test episode's spare clients, which only have supports.
+
+    Spare clients are additional ones, for methods that choose among more clients than a group has.
+    """
     held = eval_episode.held
     if not held or not len(held.spare):
         return []

@@ -12,8 +12,7 @@ gradient of one batch, and the server takes an SGD step of FRL's alpha on their 
 decay, which is federated averaging of one local SGD step. With other optimisers the server's step
 is not the average of the clients' steps: a client's first step of Adam only depends on the
 gradient's signs. With prepare_by="clients" the clients take the steps. Where images are reassigned
-for each episode (partition "redealt"), batches come from the
-whole pool: IID.
+for each episode (partition "redealt"), batches come from the whole pool: IID.
 """
 
 from __future__ import annotations

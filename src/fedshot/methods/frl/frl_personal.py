@@ -7,9 +7,10 @@ nevertheless learn together for R rounds.
 Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, appendix C,
 after Chen et al. 2018 and Lin et al. 2020; the client's step is first-order, as FRL's is.
 Symbols: phi the initialisation; S_k, Q_k supports and queries of client k; alpha inner_lr.
-Departures from the paper: Adam runs at the server, on sum_k rho_k g_k, as in `frl`. Under "proto"
-the queries are compared with prototypes of the client's own supports under the adapted model; the
-paper does not say. At test prototypes are recomputed with theta_R, as in `frl`.
+Departures from the paper: Adam runs at the server, on sum_k rho_k g_k, as in `frl`. With variant
+"proto" the queries are compared with prototypes that the adapted model computes from the client's
+own supports; the paper does not say which prototypes it uses. At test prototypes are recomputed
+with theta_R, as in `frl`.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ def first_affinity(clients: int) -> Tensor:
 def top_m_by_affinity(
     q: Tensor, i: int, ids: Sequence[int], m: int, rng: np.random.Generator, *, explore: float = 0.0
 ) -> list[int]:
-    """Return the m other clients with the highest Q_ij among `ids`, with random ties.
+    """Return the m clients j != i among `ids` with the highest Q_ij; ties are broken at random.
 
-    Their order is random, so that it does not identify them.
+    They are returned in random order, so that the order does not identify them.
 
     Args:
         q: the affinity matrix.

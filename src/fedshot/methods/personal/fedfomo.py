@@ -76,8 +76,9 @@ class FedFomo(BankedModels[FedFomoState]):
         clients: number of clients.
         m: number of other clients' models that a client receives, M.
         validation_share: share of a client's samples of each class for validation: the first ones
-            in the order of the data, at least one of two or more. Batch norm treats them like the
-            queries of a test: by default it uses the statistics of the training samples.
+            in the order of the data, and at least one if the class has two or more. Batch norm
+            treats them like the queries of a test: by default it uses the statistics of the
+            training samples.
         distance: distance between two models, "l2" as in the paper, or "l1".
         epsilon: probability in round 1 that a model for a client is chosen at random.
         epsilon_decay: decrease of epsilon in each round.

@@ -19,7 +19,7 @@ S = TypeVar("S", bound=Tree)
 
 
 class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
-    """Each client keeps a model, and predicts with it among the base classes."""
+    """Each client keeps a model with a classifier of the base classes, and predicts with it."""
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return a placeholder, which the server's model replaces in the first local update."""
@@ -47,7 +47,7 @@ class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
 class BankedModels(PersonalModels[S]):
     """The server stores each client's last model on disk, in the bank.
 
-    The server's state only holds the initial model, `start`.
+    The server's state holds the initial model, `start`.
     """
 
     def init_client(self, client: int, key: Key) -> Tree:
