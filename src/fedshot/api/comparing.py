@@ -224,7 +224,9 @@ def _named(
 ) -> list[tuple[reports.ComparisonRow, str]]:
     """Return each row with the name of its data.
 
-    If different data share a name, the beginning of their hash is added to every name. A row is taken to be on the same data as the first row in two cases: their test episodes are
+    If different data share a name, the beginning of their hash is added to every name.
+
+    A row is taken to be on the same data as the first row in two cases: their test episodes are
     equal, or the names of their data are equal and the hash of one of them is unknown.
     """
     (first, data), *_ = found

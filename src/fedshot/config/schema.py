@@ -98,10 +98,10 @@ class RunOptions:
         allocator: "keep" lets glibc keep freed memory for the next step, which is faster for large
             images; "system" does not change the allocator.
         device: where to compute: "cpu", or "cuda" with the fleet "sequential" or "vectorised".
-        workers: how many clients of "threads", or stacks of "vectorised", run at once. null: as
-            many as cores and `threads` allow, but in "threads" only one worker if steps are so
-            short that workers would wait for each other. The number does not change results.
-            "sequential" and a GPU allow only one worker.
+        workers: how many clients (fleet "threads") or stacks of clients (fleet "vectorised") run at
+            once. null: as many as the cores allow with `threads` cores each. If steps are so short
+            that workers would wait for each other, null means 1 for the fleet "threads". The number
+            does not change results. The fleet "sequential" and a GPU allow only one worker.
         unreliable: simulated failures of clients.
     """
 

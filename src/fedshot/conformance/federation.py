@@ -265,7 +265,7 @@ class RunTensors(dict[str, Tensor]):
 
 
 def _as_tree(outcome: Outcome) -> Tree:
-    """Return an outcome as a tree; in parts keyed by client, the client numbers become text."""
+    """Return an outcome as a tree; client numbers, the keys of some parts, become text."""
     parts = {
         name: {str(k): v for k, v in part.items()} if isinstance(part, dict) else part
         for name, part in outcome.items()

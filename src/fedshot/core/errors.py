@@ -54,7 +54,7 @@ class BuildError(FedshotError):
 class QuorumError(FedshotError):
     """Too few clients gave a usable reply in a round.
 
-    `reason` is the message without the sentences that tell the user what to do.
+    `reason` is the message without the sentences on what the user can do.
     """
 
     passing = True

@@ -154,9 +154,9 @@ class FlowerFleet(Wrapper):
                 self.node_registry.add_order(node, "drop", list(exchange.version), dropped)
 
     def void(self, round: int) -> None:
-        """Delete the states of a discarded round, on the nodes and among the server's own files.
+        """Delete a discarded round's states on the nodes, and its trees in the server's bank.
 
-        The server stores trees of clients only for methods that use its bank, see `Bank`.
+        The bank holds trees that the server stores on disk, one for each client: see `Bank`.
         """
         self.bank.void(round)
         if not self._keeps_state:
@@ -173,7 +173,7 @@ class FlowerFleet(Wrapper):
         yield from (node for node in self.node_registry if node.name in names)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Commit a round's states on every node that replies, and in the server's `Bank`.
+        """Commit a round's states on every node that replies, and its trees in the server's `Bank`.
 
         A node that does not reply keeps the states of its previous commit. A run resumed from this
         checkpoint rewinds the node's clients to them. Returns the seals of all nodes as JSON.
@@ -257,10 +257,10 @@ class FlowerFleet(Wrapper):
         return wire_message
 
     def _as_of(self, exchange: Exchange, node: Node) -> list[Any] | None:
-        """Return the seal of the states that the node has to read in this exchange.
+        """Return the seal of the earlier states that the node has to read in this exchange.
 
-        None means the node's current states. They are read in training, in the evaluation of a
-        round that `open` has not opened, and by methods without private states.
+        Earlier states are those of a round that `open` has made readable; only evaluations read
+        them. Returns None if the exchange reads none.
         """
         opened = self._opened.get(exchange.version[0])
         if exchange.phase == "train" or opened is None or not self._keeps_state:
