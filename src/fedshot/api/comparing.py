@@ -94,10 +94,11 @@ class Comparison:
 
 
 def compare(*runs: TrainingRun | str | os.PathLike[str]) -> Comparison:
-    """Compare the first run with each of the others, paired over test episodes if they are equal.
+    """Compare the first run with each of the others; print or convert the result as a table.
 
-    Runs that differ only in the seed share a row, unless that would leave a single row. Files of
-    the cells of recipes, below `results/`, can be compared in the same way.
+    Two runs with the same test episodes are compared episode by episode (paired). Runs that differ
+    only in the seed share a row, unless that would leave a single row. Results of recipes can be
+    compared in the same way: the files below `results/`, one for each cell of a recipe's table.
 
     Args:
         runs: two or more runs, or their folders.
@@ -115,7 +116,7 @@ def compare(*runs: TrainingRun | str | os.PathLike[str]) -> Comparison:
 
 
 def compared(paths: Sequence[Path]) -> Comparison:
-    """Compare the runs in some folders, or some files of cells: see `compare`."""
+    """Compare runs, given their folders, or cells of recipes, given their files: see `compare`."""
     check_once(paths)
     if not paths:
         raise ConfigError("no runs are given; a comparison needs two, or two cells of recipes.")
@@ -221,10 +222,12 @@ def _cells(files: Sequence[Path]) -> list[tuple[reports.ComparisonRow, str]]:
 def _named(
     found: Sequence[tuple[reports.ComparisonRow, tuple[str, str]]],
 ) -> list[tuple[reports.ComparisonRow, str]]:
-    """Return each row with the name of its data, and their hash if two data share a name.
+    """Return each row with the name of its data.
 
-    A row counts as on the same data as the first row if their test episodes are equal, whatever the
-    names, or if the names are equal and one of the hashes is unknown.
+    If different data share a name, the beginning of their hash is added to every name.
+
+    A row is taken to be on the same data as the first row in two cases: their test episodes are
+    equal, or the names of their data are equal and the hash of one of them is unknown.
     """
     (first, data), *_ = found
     own = [

@@ -102,7 +102,7 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def data_frame(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
-    """Return a DataFrame. Raises ConfigError, which names the extra, without pandas."""
+    """Return a DataFrame. Raises ConfigError, which names the extra, if pandas is missing."""
     try:
         pandas = importlib.import_module("pandas")
     except ImportError:
@@ -146,14 +146,15 @@ def datasets(data_dir: str | None = None) -> Listing:
 
 
 def options(place: str, name: str | None = None) -> Listing:
-    """Return the options of a section or of a method, dataset or other kind, with their defaults.
+    """Return the options of a section or of a component, such as a method, with their defaults.
 
     Args:
-        place: a section ("run"), the name of a kind ("fl_proto", "conv4"), or a key path at which
-            a kind is chosen ("method", "model.backbone"); the last alone lists the kinds.
-        name: name of the kind, if `place` is a key path.
+        place: a section ("run"), the name of a component ("fl_proto", "conv4"), or a key path at
+            which a component is chosen ("method", "model.backbone"). Such a key path without
+            `name` lists the components that can be chosen there.
+        name: name of the component, if `place` is a key path.
 
-    Raises ConfigError if there is no such section or kind.
+    Raises ConfigError if there is no such section or component.
 
     Example:
         fs.options("fl_proto")

@@ -60,8 +60,8 @@ def as_dataset(
     - `(X, y)` or `(X, y, client)`: examples, their classes, and the client of each example.
     - a pandas DataFrame or a Hugging Face `Dataset`, whose columns are named below.
     - a torch `Dataset` of pairs (example, class); its `classes`, if any, name the classes.
-    - a mapping `{client: data}` with any of these for each client, without further clients. Client
-      k is the k-th key.
+    - a mapping `{client: data}`, where the data of each client are any of the above and name no
+      clients. Client k is the k-th key of the mapping.
 
     Images are arrays [n, H, W, C] or [n, H, W], uint8 or floats in [0, 1], tensors also
     [n, C, H, W]; or a sequence of arrays, PIL images, bytes of files, or paths. Texts are strings,
@@ -75,7 +75,8 @@ def as_dataset(
         label: column of the classes.
         client: column of the clients; by default "client", if there is one.
         size: side in pixels of the square that images are resized to; None if all have one size.
-        channels: 1 (grey) or 3 (colour); by default that of arrays, and colour for pictures.
+        channels: 1 (grey) or 3 (colour). By default arrays keep their channels, and PIL images and
+            image files become colour.
         vectors: file of word vectors in GloVe's format; None for GloVe 6B from the data folder.
         dim: dimension of the GloVe 6B vectors, if `vectors` names no other file.
         cut: maximum number of words of a text; later words are dropped.

@@ -58,10 +58,11 @@ def train(
     given without a section; the last three then hold for training and test. Keyword arguments are
     merged over `config`. `fedshot.options` lists all settings.
 
-    Data in memory may be anything that `fedshot.as_dataset` takes. If the data define no classes
-    for training, validation and test, and the settings neither (`split`), the classes are drawn at
-    random with `test.seed`: a fifth of them, but at least one, for validation, as many for the
-    test, the rest for training. If the clients of the examples are known, they are the clients.
+    Data in memory may be anything that `fedshot.as_dataset` takes. If neither the data
+    nor the settings (`split`) assign classes to training, validation and test, the classes are
+    drawn at random with `test.seed`. A fifth of them, but at least one, are for validation, as many
+    for the test, and the rest for training. If the data name a client for each example, these are
+    by default the clients that train.
 
     An interrupt (Ctrl-C) raises KeyboardInterrupt. The run continues after its last checkpoint,
     which every round has by default, if the same call is repeated with `resume=True`.
@@ -207,7 +208,7 @@ def _given(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, Dataset | 
 
 
 def _is_settings(data: Any) -> bool:
-    """Whether `data` is the section of a configuration, rather than a dataset of each client."""
+    """Whether `data` is a section of a configuration, not a mapping from clients to data."""
     plain = (str, int, float, os.PathLike, type(None))
     return isinstance(data, Mapping) and all(isinstance(value, plain) for value in data.values())
 

@@ -38,10 +38,11 @@ class RunResult:
         chosen_by: what chose the round, such as "validation".
         baselines: name of a baseline on the same episodes -> (accuracy, interval).
         clients: number of a client -> its accuracy; empty if the server's model predicts.
-        worst_tenth: mean over the tenth of the clients with the lowest accuracy; None without them.
+        worst_tenth: mean accuracy of the tenth of the clients with the lowest accuracy; None if
+            `clients` is empty.
         tasks: hash of the test episodes; results with equal hashes can be compared by episode.
-        tested: description of the test, such as its way and shot; its `marks` say if the result
-            is no fair estimate.
+        tested: description of the test, such as its way and shot; its `marks`, if any, say why the
+            result is not a fair estimate.
     """
 
     accuracy: float

@@ -115,7 +115,7 @@ def _on_nodes(folder: Path) -> bool:
 
 
 def _not_taken(options: argparse.Namespace, rest: Sequence[str]) -> str:
-    """Return the message that a command does not take `rest`, with the nearest option."""
+    """Return the message that a command does not take the words `rest`; suggest an option."""
     known = long_names(options.parser.format_help())
     hint = nearest(_first_option(rest), known)
     return f"{options.command} does not take {' '.join(rest)!r}. {hint}"

@@ -207,7 +207,10 @@ def _check_writable(option: str, path: Path | None, *, makes_folder: bool = Fals
 
 
 def _passed(skipped: Sequence[Skipped]) -> str:
-    """Return a text on how many files were left out for type or location, and linked folders."""
+    """Return a text that counts the files left out and the linked folders not followed.
+
+    A file is left out if its type is not supported or if it lies beside the class folders.
+    """
     kinds = other_kinds((s.path for s in skipped if s.passed == "other kind"), "left out")
     beside = sum(one.passed == "beside" for one in skipped)
     links = sum(one.passed == "linked folder" for one in skipped)

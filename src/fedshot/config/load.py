@@ -66,8 +66,8 @@ class Config:
     `settings` includes defaults. If a copy replaces an object (`dataclasses.replace(config,
     run=...)`), `settings` and the objects that depend on it are updated.
 
-    Raises ConfigError if a replaced object is of a class that settings cannot name (`data` may be
-    of any class: see `with_data`), or if only `settings` is replaced.
+    Raises ConfigError if only `settings` is replaced, or if a new object is of a class that
+    settings cannot name. Only `data` may be of any class: see `with_data`.
     """
 
     settings: Settings
@@ -187,7 +187,7 @@ def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _drop_other_kind(below: Settings, given: Settings, path: str) -> str:
-    """Remove from `below` the options of a component at `path` that `given` replaces.
+    """Remove the old component's options from `below` if `given` names another one at `path`.
 
     An option stays if the new component has the same option and accepts its value.
 

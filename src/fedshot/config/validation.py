@@ -149,9 +149,10 @@ def _value_adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _accepting(hint: Any) -> Any:
-    """Return a type that is laxer or stricter than `hint` in pydantic's strict mode.
+    """Return the type `hint`, adapted so that pydantic's strict mode accepts what YAML can hold.
 
-    Numbers are accepted as texts and lists as tuples; integers are limited to 64 bits.
+    A number is accepted where `hint` is a text, and a list where `hint` is a tuple. Integers are
+    limited to 64 bits.
     """
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):

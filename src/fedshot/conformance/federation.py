@@ -232,7 +232,7 @@ class Federation:
         return self.setup.host.private(client, LATE)
 
     def banked(self, client: int) -> Tree:
-        """Return the tree that the server's bank stores for the client."""
+        """Return the tree that the server stores on disk for the client: see `Bank`."""
         held = self.fleet.bank.load(client, LATE) or {}
         return {name.replace("/", "."): leaf for name, leaf in held.items()}
 
@@ -265,7 +265,7 @@ class RunTensors(dict[str, Tensor]):
 
 
 def _as_tree(outcome: Outcome) -> Tree:
-    """Return an outcome as a tree, with the client ids of gathered parts as text."""
+    """Return an outcome as a tree; client numbers, the keys of some parts, become text."""
     parts = {
         name: {str(k): v for k, v in part.items()} if isinstance(part, dict) else part
         for name, part in outcome.items()

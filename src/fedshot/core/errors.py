@@ -52,7 +52,10 @@ class BuildError(FedshotError):
 
 
 class QuorumError(FedshotError):
-    """Too few clients gave a usable reply in a round. `reason` is the message without its fix."""
+    """Too few clients gave a usable reply in a round.
+
+    `reason` is the message without the sentences on what the user can do.
+    """
 
     passing = True
 

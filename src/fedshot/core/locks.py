@@ -1,6 +1,7 @@
 """File locks between processes. A lock ends with the process that holds it.
 
-Some network file systems do not support locks. There no function waits or raises BusyError.
+Some network file systems do not support locks. On these, no function of this module waits for
+another process or raises BusyError.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Lock(NamedTuple):
 
     @property
     def held(self) -> bool:
-        """Whether the lock excludes other processes: the file system supports locks."""
+        """Whether the lock excludes other processes; False if the file system has no locks."""
         return self.inode is not None
 
     def check(self) -> None:

@@ -32,10 +32,11 @@ def cores() -> int:
 def keep_freed_memory() -> bool:
     """Make glibc keep large freed blocks for the next step instead of returning them to the system.
 
-    Otherwise the system maps feature maps above 32 MB anew, and zeroes them page by page, at every
-    training step, which takes half the time of a Conv4 at 84 pixels. Blocks that large fit only
-    the main arena, so threads share it. Affects the whole process, on Linux with glibc only;
-    returns whether it was done.
+    By default, glibc returns a freed feature map of more than 32 MB to the system. Every training
+    step then has to map new memory, which the system zeroes page by page; this takes half the time
+    of a step of a Conv4 at 84 pixels. Of glibc's heaps (arenas) only the main one can keep blocks
+    that large, so all threads are made to share it. The change affects the whole process, on Linux
+    with glibc only. Returns whether it was made.
     """
     mallopt = _glibc("mallopt")
     if mallopt is None:

@@ -70,8 +70,8 @@ class Key:
 def draws() -> str:
     """Return a hash of random numbers drawn on this machine, rounded to four decimals.
 
-    Neither numpy nor torch promises that another version draws the same numbers; two machines with
-    equal hashes do, except for the last bits of normally distributed numbers.
+    Neither numpy nor torch promises to draw the same numbers in every version. Two machines with
+    equal hashes draw the same numbers, except for the last bits of normally distributed ones.
     """
     rng, key = Key(0).at("draws").numpy(), Key(0).at("draws")
     arrays: list[np.ndarray[Any, Any]] = [

@@ -59,7 +59,7 @@ def _with_sorted_header(data: bytes) -> tuple[bytes, memoryview]:
 
 
 def write_bytes(path: Path, *data: bytes | memoryview, sync: bool) -> None:
-    """Replace the file at `path` atomically by the pieces of `data`."""
+    """Replace the content of the file at `path` atomically by the concatenation of `data`."""
     partial = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
     try:
         with partial.open("wb") as file:

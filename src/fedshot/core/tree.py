@@ -195,7 +195,10 @@ def difference(like: Tree, other: Tree) -> str | None:
 
 
 def _equal_form(like: Tree, other: Tree) -> bool:
-    """Whether two trees of tensors and dicts surely agree; the quick path of `difference`."""
+    """Quick test for `difference`: True only if names, shapes and dtypes of two trees agree.
+
+    False may also mean that the trees have other containers than dicts, or unusual names.
+    """
     if isinstance(like, Tensor):
         return isinstance(other, Tensor) and (like.shape, like.dtype) == (other.shape, other.dtype)
     return (

@@ -61,8 +61,9 @@ class ClassSplit:
         """Return the split given by class names, numbers as text, or ranges such as `0-4`.
 
         A name takes precedence over a number: "7" is the class named "7", if there is one. If all
-        class names are integers, numbers and ranges refer to names, never to positions. If only
-        some are, an entry that means other classes by name than by position raises DataError.
+        class names are integers, numbers and ranges refer to names, never to positions; otherwise
+        they refer to positions. If only some class names are integers, a number or range that
+        would select other classes as names than as positions raises DataError.
         """
         names = _Names(dataset)
         parts = {"base": base, "validation": validation, "novel": novel}

@@ -17,7 +17,7 @@ _SOME = 512  # bytes from the middle of an image, which suffice to distinguish m
 
 @dataclass(frozen=True)
 class Copies:
-    """Counts of examples that are identical to another example, as inputs of the model.
+    """Counts of examples that give the model exactly the same input as another example.
 
     Args:
         examples: number of examples, without empty texts.
@@ -35,7 +35,10 @@ class Copies:
 
     @classmethod
     def of(cls, dataset: Dataset, parts: Sequence[Ints]) -> Copies:
-        """Count identical rows within and across `parts`; a row in several belongs to the first."""
+        """Count identical rows within and across `parts`.
+
+        A row that is in several parts counts only in the first of them.
+        """
         every = np.concatenate(parts)
         rows, first = np.unique(every, return_index=True)
         part = np.repeat(np.arange(len(parts)), [len(one) for one in parts])[first]
@@ -68,7 +71,7 @@ class Copies:
 def _contents(dataset: Dataset, rows: Ints, most: int | None = None) -> Ints:
     """Return a number for each row, equal for rows with the same text or the same image.
 
-    Of images, only the middle `most` bytes are compared, if given.
+    If `most` is given, only the middle `most` bytes of each image are compared.
     """
     x, numbers = dataset.x, Numbers()
     if isinstance(x, Tokens):
@@ -84,7 +87,10 @@ def _contents(dataset: Dataset, rows: Ints, most: int | None = None) -> Ints:
 
 
 def _sizes(group: Ints, other: Ints | None = None) -> Ints:
-    """Return, for each row, how many rows have the same group and, if given, the same `other`."""
+    """Return, for each row, the number of rows with the same value in `group`.
+
+    If `other` is given, only rows that also have the same value in `other` are counted.
+    """
     pairs = np.stack([group, np.zeros_like(group) if other is None else other])
     _, which, sizes = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
     return sizes[which.reshape(-1)]

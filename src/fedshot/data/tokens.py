@@ -30,9 +30,10 @@ class Numbers(dict[str, int]):
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Texts as word numbers: text i is `ids[offsets[i]:offsets[i + 1]]`, word w has `table[w]`.
+    """Texts as word numbers, with the vectors of the words.
 
-    A text may be empty. `cut` is the maximum length of a text, and part of a model's input shape.
+    Text i is `ids[offsets[i]:offsets[i + 1]]`, and the vector of word number w is `table[w]`. A
+    text may be empty. `cut` is the maximum length of a text, and part of a model's input shape.
     `words` are the words of the rows of `table` from FIRST_WORD on, if known. `dropped` is the
     number of words dropped because they have no vector. `words` and `dropped` are not hashed.
     """

@@ -91,13 +91,15 @@ class ClientData:
     ) -> tuple[Ints, ClientShare]:
         """Return the classes of an episode, and this client's share of its images.
 
-        A client with fixed data divides all its rows into support and queries. It returns no
-        classes, because the classes of the episode depend on the other clients, too.
+        Here the client has the same rows in every episode, and divides all of them into support and
+        queries. The array of classes is empty, because the classes of the episode depend on the
+        other clients, too.
 
         Args:
             spec: shape of the episode.
             key: key of the episode, the same for all its clients.
-            whose: path of the client below the key, so that clients draw independently.
+            whose: parts that identify the client. They are appended to the key for the client's own
+                draws, so that clients draw independently.
         """
         rng = key.at("halves", *whose).numpy()
         return np.zeros(0, dtype=np.int64), divide(self.dataset, self.indices, spec, rng)

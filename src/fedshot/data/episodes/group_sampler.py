@@ -40,8 +40,9 @@ class GroupSampler:
             shards and gives a few to each client.
         per_client: number of shards of each client.
         shards: total number of shards of an episode; null for `clients * per_client`.
-        spare: number of additional clients, with as many images each, of the same classes. They are
-            not part of the group: only methods that select among more clients use them.
+        spare: number of additional clients. They get other images of the episode's classes, as many
+            per client as in the group. They are not part of the group: only methods that select
+            among more clients use them.
     """
 
     clients: int = 0
@@ -132,7 +133,11 @@ class GroupTasks(Tasks):
 
 
 def _pooled(shares: Sequence[ClientShare], clients: int, key: Key) -> tuple[Ints, ...]:
-    """Return rows and their clients: support, queries in random order, spare clients' support."""
+    """Return the rows of three sets, each followed by the client number of each of its rows.
+
+    The sets are the group's support, the group's queries in random order, and the spare clients'
+    support.
+    """
 
     def pool(parts: Sequence[Ints], first: int = 0) -> tuple[Ints, Ints]:
         holders = np.arange(first, first + len(parts), dtype=np.int64)

@@ -1,8 +1,9 @@
 """Sample the rows of episodes: random classes, and random rows of each.
 
-The C kernel draws many episodes in the time that numpy needs for one. It holds the GIL, so that
-threads do not contend for it at every number. It uses numpy's generator and draws the same numbers
-as numpy; with a version of numpy that draws others, numpy is used instead.
+The C kernel draws many episodes in the time that numpy needs for one. It holds the GIL throughout,
+so that threads do not contend for the GIL at every random number. It uses numpy's generator and
+draws the same numbers as the numpy code here. If a version of numpy draws other numbers than the
+kernel, the kernel is not used.
 """
 
 from __future__ import annotations
@@ -170,8 +171,10 @@ class ClassIndex:
 def usable(labels: Ints, groups: Ints | None) -> tuple[Ints, Ints]:
     """Return the distinct labels and the number of usable rows of each.
 
-    With groups, the usable rows of a label are those outside its largest group, plus one. An
-    episode with that many rows exists, whichever groups the support set takes first.
+    A group is a set of rows that are nearly alike; within a label, an episode has rows of a group
+    in its support set or in its query set, never in both. The number of usable rows of a label is
+    then one more than the number of its rows outside its largest group. An episode with that many
+    rows can always be completed, whichever groups the support set takes rows from.
     """
     found, counts = np.unique(labels, return_counts=True)
     counts = counts.astype(np.int64, copy=False)

@@ -23,10 +23,11 @@ class EpisodeSpec:
         query: number of queries of each class.
         queries: "exact" requires `query` queries of every class. "up_to", for small clients, takes
             fewer if a class has fewer images left after the shots, but at least one.
-        labels: the order of an episode's classes. "shuffled" is random. "fixed" is the order of the
-            dataset, so that a head can learn classes that training and test share. "global" is that
-            order, too, with a head that has an output for every class of the dataset; an episode
-            uses its classes' outputs, so that different classes never train the same output.
+        labels: the order in which an episode's classes are numbered. "shuffled": at random.
+            "fixed": as in the dataset, so that a head can learn classes that training and test
+            share. "global": as in the dataset, with a head that has one output for every class of
+            the dataset. An episode then uses only the outputs of its own classes, so that different
+            classes never train the same output.
         classes: "exact" requires `way` classes. "up_to" lets a client with fewer classes use all of
             them, but at least two.
         augment: random changes of training images; test images are not changed.
@@ -84,7 +85,10 @@ class EpisodeSpec:
 
     @property
     def min_to_divide(self) -> int:
-        """Minimum images of a class that, divided shot to query, give one support example."""
+        """Minimum number of images of a class that give at least one support example.
+
+        This holds if a client divides its images in the ratio `shot` to `query`.
+        """
         return -(-(self.shot + self.query) // self.shot)
 
     @property

@@ -7,10 +7,11 @@ from building it at once; the system releases the lock when its process dies. Bl
 written to the file as they are decoded, not into a memory map: a full disk then raises an error
 instead of a fatal signal, and only one block is in memory.
 
-The key of an entry is a hash of the contents of the source files, the version, and the loader's
-options. Contents are hashed once, and again only if a file's size or time stamps change. Entries
-whose sources have changed are kept, since other copies of those sources may be in use; to free the
-space, remove the cache folder.
+The key of an entry is a hash of the dataset's name, the contents of the source files, the loader's
+options, and VERSION, a number that grows when the code reads the same files differently. Contents
+are hashed once, and again only if a file's size or time stamps change. Entries whose sources have
+changed are kept, since other copies of those sources may be in use; to free the space, remove the
+cache folder.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build
         name: the dataset's name.
         sources: the files and folders of the data, in a fixed order.
         options: the options that affect the images, serialisable as JSON.
-        build: calls its argument once with the images' shape and blocks, and returns the labels.
+        build: is called with a function `put`. It calls `put` once, with the shape of the images
+            and with the images in blocks, and returns the labels.
 
     If the folder is not writable, the images are decoded into memory.
     """

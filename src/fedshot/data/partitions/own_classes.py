@@ -150,7 +150,11 @@ class _ClassPool:
         self.classes = list(self._rows)
 
     def take(self, c: int, n_train: int, each: int, fix: str) -> Ints:
-        """Take the next `each * n_train` images of class `c`."""
+        """Take the next `each * n_train` images of class `c`, none of which was taken before.
+
+        `n_train` of them are for training. `each` is the number of images for each training image:
+        itself, two for the test, and those for validation.
+        """
         start, n = self._used[c], each * n_train
         there = len(self._rows[c]) - start
         if n > there:

@@ -56,8 +56,9 @@ class Iid:
 class Dirichlet:
     """Of each class, client k gets the share q_k of the images, with q ~ Dir(alpha 1_K).
 
-    The draw is repeated until every client can form an episode. If no draw achieves that, the draw
-    in which the most clients can is used. With too few images for that, only one draw is made.
+    The shares are drawn again until every client can form an episode. If `redraws` repetitions do
+    not achieve that, the draw in which the largest number of clients can form an episode is used.
+    If there are too few images for all clients in any draw, the shares are drawn only once.
 
     Args:
         clients: number of clients, K.

@@ -90,7 +90,7 @@ class Redealt:
 
 
 def _max_shards_below(shards: Sequence[Ints], most: int) -> int:
-    """Return the maximum number of shards with at most `most` images of every class in total.
+    """Return how many shards can be chosen with at most `most` images of each class in total.
 
     Shards are sorted labels, so two consecutive shards share at most one class: the last of one and
     the first of the next. Dynamic programming over shards finds the maximum; its state is the
@@ -115,7 +115,7 @@ def _max_shards_below(shards: Sequence[Ints], most: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Pool(Partition):
-    """A partition that gives all rows to every client, and a share of every episode."""
+    """A partition in which every client sees all rows, and gets its own share of every episode."""
 
     pool: ClientData
     episode: Callable[[EpisodeSpec, Key], GroupEpisode]  # remembers the last few

@@ -43,8 +43,9 @@ class News20(TextOptions, Source):
     publisher's.
 
     Args:
-        headers: "subject" puts the subject before the body, "none" leaves the body, "all" keeps
-            everything. The other headers reveal the group (`Newsgroups:`) or its members (`From:`).
+        headers: which part of a message is read. "subject": the subject, then the body. "none": the
+            body alone. "all": the whole message. Headers other than the subject reveal the group
+            (`Newsgroups:`) or its members (`From:`).
     """
 
     cut: int = 500
@@ -70,7 +71,10 @@ class News20(TextOptions, Source):
 
 
 def readable_part(message: str, headers: Literal["subject", "none", "all"]) -> str:
-    """Return the parts of a message that `headers` selects; without a blank line all is body."""
+    """Return the parts of a message that `headers` selects.
+
+    The headers end at the first blank line; a message without a blank line has no headers.
+    """
     if headers == "all":
         return message
     head, blank, body = message.partition("\n\n")

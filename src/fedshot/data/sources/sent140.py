@@ -40,8 +40,9 @@ class Sent140(TextOptions, Source):
     """Tweets from `<data_dir>/sent140`, without those that are neutral or have no word left.
 
     Args:
-        file: a csv with the publisher's six columns, or a .json written by LEAF. Null for the
-            publisher's training file, or a csv whose name begins with its name.
+        file: a csv with the publisher's six columns, or a .json written by LEAF. Null looks for the
+            publisher's training file, training.1600000.processed.noemoticon.csv, and then for a csv
+            whose name begins like this.
         min_tweets: minimum number of tweets of a user; users with fewer are left out.
         users: number of users to take from those with enough tweets, the same in every run; null
             for all.

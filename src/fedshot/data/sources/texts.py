@@ -35,7 +35,8 @@ class Texts(TextOptions, Source):
     """Texts from a table with a header (.csv, .tsv), or from JSON (.jsonl, .json), in UTF-8.
 
     Columns of a table are separated by commas, tabs or semicolons, as in its header. JSON has a row
-    (an object or an array) on every line, or is one array of rows. Keys of an array are positions.
+    (an object or an array) on every line, or is one array of rows. The values of a row that is an
+    array have the keys "0", "1" and so on.
 
     Args:
         path: the file, relative to the working directory.

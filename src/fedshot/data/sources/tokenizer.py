@@ -13,7 +13,7 @@ the first of these patterns that matches gives the next token:
 | a number with its inner marks | `1,000.5`, `10:30`, `24/7` |
 | a run of letters and digits with their marks | `mp3`, `2nd`, `café`, `हिन्दी` |
 | two or more dots, two or more dashes | `...`, `--`, however many there were |
-| a run of one other mark, once | `!` for `!!!`, `-`, `$` |
+| any other mark; a repeated mark gives one token | `!` for `!!!`, `-`, `$` |
 
 A zero-width joiner within a word is part of the token. Other invisible characters (control
 characters, other joiners, variation selectors) are skipped, so a composed emoji gives several

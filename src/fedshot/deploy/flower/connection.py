@@ -75,9 +75,11 @@ class UnreadableError(CodecError):
 
 
 class Connection:
-    """A connection to a server: direct to this machine, else through the environment's proxy.
+    """A connection to a server.
 
-    `proxy` is the proxy's URL, or "" without a proxy. Raises ConfigError for an unusable proxy.
+    A server on this machine is reached directly. Any other server is reached through the proxy that
+    environment variables such as https_proxy name, if any. `proxy` is the URL of this proxy, or "".
+    Raises ConfigError for an unusable proxy.
 
     Args:
         address: host and port.

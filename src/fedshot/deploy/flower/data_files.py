@@ -1,7 +1,7 @@
 """The data files of a deployment: one for each client, and the server's test data.
 
     client-000004.safetensors   x uint8 [n, H, W, C] and y int64 [n]; for texts ids, offsets, table
-    tests.safetensors           the same for the rows for validation and test, and row numbers
+    tests.safetensors           the same arrays for validation and test, and the rows' numbers
 
 The metadata of a client's file list all classes, which have the same numbers on all nodes. If one
 dataset was split into the files, the metadata also hold the hashes of the dataset and of the client
@@ -49,7 +49,8 @@ def notes_of(dataset: Dataset, partition: Partition) -> dict[str, Any]:
 def kind_of(dataset: Dataset) -> dict[str, Any]:
     """Return the metadata that all files with the same classes and shape share.
 
-    Raises DataError for a dataset with groups, which client files cannot hold.
+    Raises DataError for a dataset with `groups` of nearly alike examples, such as frames of a
+    video: client files cannot store the groups.
     """
     if dataset.groups is not None:
         raise DataError(

@@ -68,7 +68,8 @@ class FlowerFleet(Wrapper):
         deadline: seconds to wait for the replies of an exchange.
         limits: bounds on received messages.
         tell: logs dropped replies and rejected nodes.
-        entries: returns the operator's entry for each node; None if nodes have no keys.
+        entries: returns, by node name, the clients that the operator has registered for the node;
+            None if nodes have no keys.
         sizes: number of examples of each client, as far as the server knows.
     """
 
@@ -153,7 +154,10 @@ class FlowerFleet(Wrapper):
                 self.node_registry.add_order(node, "drop", list(exchange.version), dropped)
 
     def void(self, round: int) -> None:
-        """Delete the states of a discarded round, on the nodes and in the server's bank."""
+        """Delete a discarded round's states on the nodes, and its trees in the server's bank.
+
+        The bank holds trees that the server stores on disk, one for each client: see `Bank`.
+        """
         self.bank.void(round)
         if not self._keeps_state:
             return
@@ -161,12 +165,15 @@ class FlowerFleet(Wrapper):
             self.node_registry.add_order(node, "void", round)
 
     def _reached(self, *versions: tuple[int, int]) -> Iterator[Node]:
-        """Yield the nodes that were sent work of these versions and may have states from it."""
+        """Yield the nodes that were sent work of these versions and may have states from it.
+
+        A version is (round, number of the exchange in that round).
+        """
         names = set().union(*(self._sent.get(version, set()) for version in versions))
         yield from (node for node in self.node_registry if node.name in names)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Commit a round's states on every node that replies, and in the server's bank.
+        """Commit a round's states on every node that replies, and its trees in the server's `Bank`.
 
         A node that does not reply keeps the states of its previous commit. A run resumed from this
         checkpoint rewinds the node's clients to them. Returns the seals of all nodes as JSON.
@@ -250,7 +257,11 @@ class FlowerFleet(Wrapper):
         return wire_message
 
     def _as_of(self, exchange: Exchange, node: Node) -> list[Any] | None:
-        """Return the seal of the states that an evaluation of an earlier round reads, or None."""
+        """Return the seal of the earlier states that the node has to read in this exchange.
+
+        Earlier states are those of a round that `open` has made readable; only evaluations read
+        them. Returns None if the exchange reads none.
+        """
         opened = self._opened.get(exchange.version[0])
         if exchange.phase == "train" or opened is None or not self._keeps_state:
             return None

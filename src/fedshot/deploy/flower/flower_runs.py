@@ -49,7 +49,7 @@ class Deployment(NamedTuple):
         nodes: number of nodes that `up` starts.
         deadline: seconds to wait for the replies of an exchange.
         tests: folder of the server's test data; "" if the server has the whole dataset.
-        norms: how `Influence` handles updates with a large norm.
+        norms: what happens to client updates with a large norm, as `policy` of `Influence`.
         norm_multiple: threshold of a large norm, in multiples of the cohort's median.
     """
 

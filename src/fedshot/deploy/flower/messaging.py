@@ -65,7 +65,7 @@ def _server_errors() -> Iterator[None]:
 
 
 def _unknown_run(error: Exception) -> int:
-    """Return the status by which a server says that it does not know the run, or 0."""
+    """Return the error's HTTP status if it means that the server does not know the run, else 0."""
     status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
     return status if status in _UNKNOWN_RUN else 0
 
