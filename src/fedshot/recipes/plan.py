@@ -167,7 +167,7 @@ def data_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def made_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return notes on the code and the machines that trained the seeds."""
+    """Return notes on the code and the machines that trained the runs of the seeds."""
     found = []
     # A cell that shares a training has two histories: of its training and of its test.
     histories = [parts for one in every for parts in (one["made"], one.get("answered", []))]
