@@ -57,11 +57,13 @@ class Traits:
         adds_examples: predictions are built from the support examples one at a time, so that more
             examples can be added later.
         base_classes_only: the method only predicts base classes, and cannot be tested on others.
-        redealt: the partition reassigns images to all clients for every training episode.
+        redealt: the method trains on episodes whose images the partition "redealt" divides among
+            all clients.
         trains_on_pool: with partition "redealt", clients draw batches from all training images,
             not from the images that the partition assigns to them.
         stores_client_models: the server stores a model of each client, which `own_model` returns.
-        unstackable: why the uploads of several clients cannot be stacked; "" if they can.
+        unstackable: why the fleet "vectorised", which stacks clients, cannot run the method; "" if
+            it can.
         warnings: what a run tells the user before round 1.
     """
 

@@ -67,7 +67,7 @@ def _refusal(cell: Cell, error: ConfigError) -> str:
 
 
 def facts_of(prepared: PreparedRun) -> dict[str, Any]:
-    """Return what shows whether cells are comparable and their data complete."""
+    """Return facts that show whether cells are comparable and whether their data are complete."""
     partition = hashlib.sha256()
     for rows in prepared.client_split.train:
         partition.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())

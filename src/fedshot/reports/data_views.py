@@ -35,7 +35,7 @@ _DIGITS = 4  # decimals of a coordinate
 class PartitionTable:
     """The number of examples of each base class at each client: `table` [clients, classes].
 
-    `clients` are the numbers of the clients in the table, `total` the number of all clients.
+    `clients` are the ids of the clients in the table, and `total` counts all clients.
     """
 
     clients: tuple[int, ...]

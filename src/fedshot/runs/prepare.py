@@ -88,11 +88,11 @@ class FederatedDataset:
 
     @property
     def base_classes(self) -> tuple[int, ...]:
-        """The numbers of the training classes."""
+        """The class numbers of the training classes."""
         return self.classes_of(self.rows.base)
 
     def classes_of(self, rows: Ints) -> tuple[int, ...]:
-        """Return the numbers of the classes of rows, sorted."""
+        """Return the sorted class numbers that occur in these rows of the dataset."""
         return tuple(np.unique(self.dataset.y[rows]).tolist())
 
     @cached_property

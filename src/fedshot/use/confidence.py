@@ -180,8 +180,8 @@ def thresholds_of(
 ) -> tuple[Unknown, ...]:
     """Return a threshold of `signal` [n] for each of `SHARES`.
 
-    Thresholds are fitted to the unknown examples outside the mask `half`; their error rates are
-    measured on the examples in `half`.
+    Thresholds are fitted to the examples that are neither in the mask `known` nor in the mask
+    `half`. Their error rates are measured on the examples in `half`.
     """
     fit, others, own = signal[~known & ~half], signal[~known & half], signal[known & half]
     episodes = torch.from_numpy(episode[~known & half])

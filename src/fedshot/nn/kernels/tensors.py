@@ -181,7 +181,7 @@ def address(of: array[int]) -> int:
 
 
 def _dense(t: Tensor) -> Tensor:
-    """Return the tensor without gaps in memory, keeping its layout if it has none."""
+    """Return the tensor unchanged if its memory has no gaps, else a contiguous copy."""
     spread = t.is_contiguous() or (t.dim() == 4 and t.permute(0, 2, 3, 1).is_contiguous())
     return t if spread else t.contiguous()
 
@@ -264,9 +264,10 @@ def _done(
 
 @cache
 def _pool_of(threads: int, flush: bool) -> ThreadPoolExecutor:
-    """Return a pool of threads with one intra-op thread each and the caller's denormal mode.
+    """Return a pool of threads in each of which torch uses one thread.
 
-    All threads start here, because a thread takes over torch's number of threads when it starts.
+    With `flush`, the threads treat denormals as 0. All threads start here, because a thread takes
+    over torch's number of threads when it starts.
     """
     pool = ThreadPoolExecutor(
         threads, "fedshot-kernel", initializer=begin_thread, initargs=(1, flush)
