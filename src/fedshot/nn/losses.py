@@ -31,22 +31,22 @@ def kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 
 def clipped_kl(p_logits: Tensor, q_logits: Tensor, clip: Clip, epsilon: float) -> Tensor:
-    """Return KL(p || q), mean over rows, with the ratio p/q clipped to [1 - epsilon, 1 + epsilon].
+    """Return KL(p || q), mean over rows, with the ratio r = p/q clipped as `clip` says.
 
-    Fan & Huang (revised version) clip the ratio "in (11)", that is, inside the logarithm: `clip` is
-    "log". Their lemma bounds the gradient: `clip` is "coef". p is a constant: only q gets
-    gradients. With r = p/q, the gradient with respect to q is
+    clamp(r) is r clipped to the band [1 - epsilon, 1 + epsilon]. p is a constant: only q gets
+    gradients. Values of `clip`:
 
-    - "none": -r, unbounded for small q;
-    - "log": that of sum p log clamp(r): -r inside the band and 0 outside. If only some classes of a
-      row are outside, the softmax reverses the sign of their gradients: descent moves q away from p
-      until all classes are outside and no gradient is left. With p = (.40, .30, .30),
-      q = (.30, .35, .35) and epsilon .2 the gradient with respect to q's logits is (.180, -.090,
-      -.090); with "none" it is (-.100, .050, .050). The value uses the clipped ratio and may be
-      negative;
-    - "coef": -clamp(r), bounded by 1 + epsilon and never 0. The surrogate loss is
-      -sum sg[clamp(r)] q; the value returned is KL. As sum q = 1, only clamp(r) - 1 moves a logit:
-      at most epsilon, where "none" moves it by p - q.
+    - "none": r is not clipped. The gradient with respect to q is -r, unbounded for small q.
+    - "log": the value is sum p log clamp(r), which may be negative. Fan & Huang (revised version)
+      clip the ratio "in (11)", that is, inside the logarithm. The gradient with respect to q is -r
+      inside the band and 0 outside. If only some classes of a row are outside, the softmax reverses
+      the sign of their gradients: descent moves q away from p until all classes are outside and no
+      gradient is left. With p = (.40, .30, .30), q = (.30, .35, .35) and epsilon .2 the gradient
+      with respect to q's logits is (.180, -.090, -.090); with "none" it is (-.100, .050, .050).
+    - "coef": the value is that of "none". The gradient with respect to q is -clamp(r), never 0 and
+      bounded by 1 + epsilon, as in Fan & Huang's lemma. It is the gradient of -sum sg[clamp(r)] q,
+      where sg stops gradients. As sum q = 1, only clamp(r) - 1 moves a logit: at most epsilon,
+      where "none" moves it by p - q.
     """
     log_p, log_q = p_logits.detach().log_softmax(-1), q_logits.log_softmax(-1)
     log_r = log_p - log_q

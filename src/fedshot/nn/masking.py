@@ -20,9 +20,11 @@ def mask_logits(logits: Tensor, used: Tensor) -> Tensor:
 def masked_cross_entropy(logits: Tensor, y: Tensor, used: Tensor, loss: str) -> Tensor:
     """Return the mean over rows of -l_y + log sum_c exp(l_c), with c over the used classes.
 
-    `logits` are [n, classes], `y` is [n], `used` bool [classes]. The loss "softmax" sums over all
-    used classes, which is the cross-entropy. "literal" leaves class y out of the sum, and the whole
-    logarithm if no class remains. Rows whose class y is unused do not count.
+    `logits` are [n, classes], `y` is [n], `used` bool [classes]. Rows whose class y is unused do
+    not count. Values of `loss`:
+
+    - "softmax": the sum has all used classes; this is the cross-entropy.
+    - "literal": the sum has the used classes except y. If there are none, the row's loss is -l_y.
     """
     known = used[y]  # a class has no prototype if all of its clients dropped out
     if loss == "softmax":

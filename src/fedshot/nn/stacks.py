@@ -1,7 +1,7 @@
 """Clients stacked by `torch.func.vmap`, for elementwise kernels that compute all of them at once.
 
-`torch.autograd.Function` would do the same for nested transforms, but each call takes half a
-millisecond under Python's lock: more than a step of Adam for a small net.
+A `torch.autograd.Function` could do this too, even under nested transforms. But each of its calls
+takes half a millisecond under Python's lock: more than a step of Adam for a small net.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from torch._C import _functorch
 
 
 class Stack(NamedTuple):
-    """The clients that one `vmap` stacks: its level in functorch, and their number."""
+    """The clients that one `vmap` stacks: the level of this `vmap`, and the number of clients."""
 
     level: int
     size: int
 
     def whole(self, leaf: Tensor) -> Tensor:
-        """Return a leaf of all clients, [size, ...]; a shared leaf is expanded without a copy."""
+        """Return one tensor [size, ...] with the values that `leaf` has for all clients.
+
+        A tensor that the clients share is expanded without a copy.
+        """
         if not _functorch.is_batchedtensor(leaf):
             return leaf.expand(self.size, *leaf.shape)
         return _functorch.get_unwrapped(leaf).movedim(_functorch.maybe_get_bdim(leaf), 0)
 
     def each(self, whole: Tensor) -> Tensor:
-        """Return a tensor [size, ...] as the leaf of each client."""
+        """Turn a tensor [size, ...] into a `vmap` tensor, of which each client sees its row."""
         return _functorch._add_batch_dim(whole, 0, self.level)
 
 
@@ -43,7 +46,7 @@ def memory(leaf: Tensor) -> int:
 
 
 def is_batched(leaf: Tensor) -> bool:
-    """Whether each client of a stack has its own value of the leaf."""
+    """Whether each stacked client has its own value of this tensor."""
     return stacked() and bool(_functorch.is_batchedtensor(leaf))
 
 

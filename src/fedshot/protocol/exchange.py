@@ -167,7 +167,7 @@ class Sealable(Protocol):
         ...
 
     def open(self, round: int, sha: str) -> None:
-        """Make the states of a round readable that `seal` committed under this hash."""
+        """Make readable the states of a round that `seal` committed under this hash."""
         ...
 
     def rewind(self, round: int, sha: str) -> None:

@@ -57,10 +57,13 @@ class Traits:
         adds_examples: predictions are built from the support examples one at a time, so that more
             examples can be added later.
         base_classes_only: the method only predicts base classes, and cannot be tested on others.
-        redealt: the partition reassigns images to all clients for every training episode.
-        trains_on_pool: with partition "redealt", clients draw batches from the whole pool.
+        redealt: the method trains on episodes whose images the partition "redealt" divides among
+            all clients.
+        trains_on_pool: with partition "redealt", clients draw batches from all training images,
+            not from the images that the partition assigns to them.
         stores_client_models: the server stores a model of each client, which `own_model` returns.
-        unstackable: why the uploads of several clients cannot be stacked; "" if they can.
+        unstackable: why the fleet "vectorised", which stacks clients, cannot run the method; "" if
+            it can.
         warnings: what a run tells the user before round 1.
     """
 
@@ -156,7 +159,7 @@ class Method(ABC, Generic[S]):
         return None
 
     def check_group(self, group: GroupSampler) -> None:
-        """Raise ConfigError if the method cannot be tested on the groups of this sampler."""
+        """Raise ConfigError if the method cannot be tested on such groups of clients."""
 
     @abstractmethod
     def init(self, key: Key) -> S:
@@ -282,7 +285,7 @@ def predict_from_features(
     Args:
         embed: maps examples to features; a row must not depend on the other rows.
         compare: maps support features, support labels, query features and the way to logits.
-        cache: test episodes for which `worth_caching` is true.
+        cache: test episodes that share examples: `worth_caching` is true for them.
         clients: the clients, whose fleet spreads the work over its cores.
     """
     h = features_of(cache, embed, clients.parallel_map)
@@ -311,10 +314,10 @@ def predict_at_clients(
         work: client work that takes `{"questions": {"17": EvalEpisode, ...}}` and uploads
             `{"logits": {"17": logits, ...}}`, float32 [queries, way].
         clients: the population.
-        eval_episodes: the test episodes; if they have owners, each goes to its owner.
+        eval_episodes: the test episodes; if each is owned by a client, it goes to this client.
         key: key of this evaluation.
-        by: without owners, "turns" gives episode u to client u mod K, and "all" gives every
-            episode to every client.
+        by: the clients that get an episode without owner. "turns": client u mod K gets episode u,
+            with K clients. "all": every client gets every episode.
         down: returns what a client receives in addition to its episodes.
     """
     check_word("by", by, ("turns", "all"))

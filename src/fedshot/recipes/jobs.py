@@ -40,7 +40,7 @@ class Job:
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods of the job and of its `lead`."""
+        """Names of the job's method and, if it tests the models of `lead`, of the lead's method."""
         return [str(self.settings["method"]["name"]), *(self.lead.methods if self.lead else [])]
 
     @property

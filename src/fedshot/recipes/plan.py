@@ -67,7 +67,7 @@ def _refusal(cell: Cell, error: ConfigError) -> str:
 
 
 def facts_of(prepared: PreparedRun) -> dict[str, Any]:
-    """Return what shows whether cells are comparable and their data complete."""
+    """Return facts that show whether cells are comparable and whether their data are complete."""
     partition = hashlib.sha256()
     for rows in prepared.client_split.train:
         partition.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
@@ -167,7 +167,7 @@ def data_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def made_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return notes on the code and the machines that trained the seeds."""
+    """Return notes on the code and the machines that trained the runs of the seeds."""
     found = []
     # A cell that shares a training has two histories: of its training and of its test.
     histories = [parts for one in every for parts in (one["made"], one.get("answered", []))]

@@ -103,7 +103,7 @@ def sweep(recipe: Recipe, states: Sequence[State], title: str = "") -> str:
 
 
 def along(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return a table's second figure: a sweep of the rows that lie on an axis (`at`), or ""."""
+    """Return a table's second figure, a sweep of the cells that `swept` returns; "" if none."""
     held = swept(states)
     axes = ", ".join(dict.fromkeys(name for state in held for name in state.cell.row.at))
     title = recipe.title_of(state.cell for state in held)
@@ -111,7 +111,11 @@ def along(recipe: Recipe, states: Sequence[State]) -> str:
 
 
 def swept(states: Sequence[State]) -> list[State]:
-    """Return the finished cells on those axes where cells of at least two values are finished."""
+    """Return the finished cells to draw as a sweep.
+
+    `Row.at` places a row on axes. A cell is drawn if its row is on an axis on which the finished
+    cells have at least two different values.
+    """
     held = [state for state in states if state.result and state.cell.row.at]
     names = [name for name, _ in {point for s in held for point in s.cell.row.at.items()}]
     return [s for s in held if any(names.count(name) > 1 for name in s.cell.row.at)]
@@ -198,8 +202,9 @@ def _x(column: Column) -> float:
 def shown(states: Sequence[State]) -> list[State]:
     """Return the cells to draw as learning curves.
 
-    Cells that validate on test classes are left out. Of the rows that lie on an axis, only the
-    first is kept. A column is drawn only if at least two of its cells remain.
+    Cells that validate on test classes, or have no validation curve, are left out. Of the rows that
+    `Row.at` places on the same axis, only the first is kept. A column is drawn only if at least two
+    of its cells remain.
     """
     held = [s for s in states if s.result and not not_honest(s.result.settings)]
     held = [s for s in held if _is_validated(s) and _is_first(s)]
@@ -286,7 +291,7 @@ def _is_validated(state: State) -> bool:
 
 
 def _is_first(state: State) -> bool:
-    """Whether a cell's row lies on no axis, or is the recipe's first row on an axis."""
+    """Whether a cell's row is on no axis of `Row.at`, or is the first row on one of its axes."""
     row, every = state.cell.row, list(state.cell.recipe.rows.values())
     first = {name: one for one in reversed(every) for name in one.at}
     return not row.at or any(first[name] is row for name in row.at)

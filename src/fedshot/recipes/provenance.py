@@ -31,7 +31,7 @@ class _MachineNote(TypedDict):
 
 
 class TrainedPart(TypedDict):
-    """The code and the machine that trained a run from after `after_round` on."""
+    """The code and the machine that trained the rounds of a run after round `after_round`."""
 
     after_round: int
     commit: str

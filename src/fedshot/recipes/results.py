@@ -280,7 +280,8 @@ def kept(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of a training as stored: accuracies of episodes as counts, where possible.
 
     "right" counts the correct predictions of each episode. Accuracies are stored instead if an
-    episode's accuracy is a mean over clients, or if "queries" is 0 because the number varies.
+    episode's accuracy is a mean over clients. They are also stored if the episodes differ in their
+    number of queries, in which case "queries" is 0.
     """
     if "right" in facts:
         return dict(facts)

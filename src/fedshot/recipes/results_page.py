@@ -139,7 +139,7 @@ def plain(text: str) -> str:
 
 
 def _clients(states: Sequence[State]) -> list[str]:
-    """Return a table of the spread over clients, for tests of clients on their own classes."""
+    """Return a table of how accuracy varies between clients tested on their own classes."""
     lines = []
     for state in states:
         result = state.result

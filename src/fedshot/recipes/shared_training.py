@@ -1,9 +1,10 @@
 """Cells that share the training of another cell and differ from it only at test.
 
 A cell is one row of a recipe in one column. Methods with equal `training` options train the same
-models from the same settings and seed; methods that train on one pool, visible to all clients, do
-so under any partition. The leading cell keeps its model of every validated round. The followers
-evaluate these models on their own episodes, which gives exactly the results of their own training.
+models from the same settings and seed. If they train on one pool, visible to all clients, the
+models are the same even if the partitions differ. The cell that is trained, the lead, keeps its
+model of every validated round. The cells that share its training, the followers, evaluate these
+models on their own episodes. This gives exactly the results of training each of them.
 """
 
 from __future__ import annotations

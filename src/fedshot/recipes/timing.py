@@ -125,7 +125,11 @@ def refused(cell: Cell, data_dir: str | None) -> str | None:
 
 
 def unknown(cells: Sequence[Cell], data_dir: str | None) -> list[Cell]:
-    """Return the cells to measure: one per cache key without a cost, if `data_dir` has its data."""
+    """Return the cells to measure, at most one per cache key, whose data are in `data_dir`.
+
+    Their keys have no cost in the cache. Cells cached as "refused" are measured again if the number
+    of examples has changed.
+    """
     by_key = {key(cell): cell for cell in reversed(cells)}
     return [
         cell

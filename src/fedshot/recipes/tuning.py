@@ -2,10 +2,10 @@
 
 Trial 0 is the recipe without changes. The other trials draw each option from its search space; rows
 that search an option in the same space draw the same values. The trials train in the recipe's first
-column with the seed `SEED`, and with the budget of the cells or the budget that its `trials_as`
-names. The options of the trial with the highest validation accuracy, at the round that would be
-tested, become the row's options in all columns. Trials that diverge are not chosen. Novel classes
-are never used.
+column with the seed `SEED`. Their budget is that of the cells, or the budget that this one names in
+`trials_as`. The options of the trial with the highest validation accuracy, at the round that would
+be tested, become the row's options in all columns. Trials that diverge are not chosen. Novel
+classes are never used.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ class _Trials(TypedDict):
 
 
 def read(file: Path, cell: Cell, wanted: list[dict[str, Any]]) -> Chosen | None:
-    """Return the chosen options, or None if the file is not of the trials `wanted` of this cell."""
+    """Return the chosen options in a file of trials; None if it is missing or out of date.
+
+    The file must be of this cell, with its current settings, and of the trials `wanted`.
+    """
     if not file.exists():
         return None
     tree = records.read(file, _Trials, "Remove it")

@@ -104,7 +104,10 @@ def _summary(page: AnswersPage) -> str:
 
 
 def _shares(wanted: Sequence[int]) -> list[int]:
-    """Return how many of each group to show, MOST in total: all of small groups, others equally."""
+    """Return how many cards to show of each group, given its size: at most MOST in total.
+
+    Small groups are shown completely, and large groups share the rest equally.
+    """
     shares = dict.fromkeys(range(len(wanted)), 0)
     left = MOST
     for done, i in enumerate(sorted(shares, key=lambda i: wanted[i])):

@@ -1,4 +1,4 @@
-"""The report's figures as plotly JSON: curves, client accuracies, partitions, confusions, maps.
+"""The report's figures as plotly JSON: curves, box plots, heat maps and scatter plots.
 
 The page's script sets the colours of text, axes and heat maps, for light and dark schemes. Plotly
 interprets some HTML tags in text, so every name from data goes through `_text`.
@@ -103,7 +103,10 @@ def training_metric(lines: Mapping[str, Line], metric: str, colours: Mapping[str
 def spread(
     clients: Mapping[str, Sequence[float]], worst: Mapping[str, float], colours: Mapping[str, int]
 ) -> Figure:
-    """Return a figure of each client's accuracy, one row per method; diamonds mark `worst`."""
+    """Return a figure of each client's accuracy, one row per method.
+
+    Diamonds mark `worst`, the mean accuracy of the worst tenth of the clients.
+    """
     figure = go.Figure()
     shown = dict(zip(clients, _distinct(list(clients), 24), strict=True))
     for label, accuracies in clients.items():

@@ -35,7 +35,7 @@ _DIGITS = 4  # decimals of a coordinate
 class PartitionTable:
     """The number of examples of each base class at each client: `table` [clients, classes].
 
-    `clients` are the numbers of the clients in the table, `total` the number of all clients.
+    `clients` are the ids of the clients in the table, and `total` counts all clients.
     """
 
     clients: tuple[int, ...]
@@ -161,7 +161,10 @@ def _body(server: Any) -> Tree | None:
 
 
 def _some(y: Ints, novel: Ints) -> dict[int, Ints]:
-    """Sample novel examples for the map: class -> rows; both are chosen at even distances."""
+    """Sample novel examples for the map; return class -> rows.
+
+    If there are too many classes, or rows of a class, evenly spaced ones are taken.
+    """
     classes = np.unique(y[novel])
     chosen = classes[_spread(len(classes), _CLASSES)]
     every = {int(c): novel[y[novel] == c] for c in chosen}

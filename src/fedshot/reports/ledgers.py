@@ -100,7 +100,7 @@ def settings(groups: Groups) -> dict[str, Any]:
 
 
 def machines(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return each run's progress, the changes when runs resumed, and software and machines."""
+    """Return each run's progress, its software and machine, and their changes when it resumed."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
         alike.setdefault(plain(run.begun_with), []).append(run)

@@ -30,9 +30,10 @@ class Status:
 
     Args:
         run: folder of the run.
-        state: "training", "stopped" before the last round, "untested" after the last round,
-            "ended", or "unreadable"; "not ended" if the file system lacks the locks that show
-            training.
+        state: "training": a process trains. "stopped": training stopped before the last round.
+            "untested": trained to the last round, but not tested. "ended": tested. "unreadable":
+            the folder cannot be read. "not ended": one of the first three, on a file system
+            without the locks that show which.
         round: last complete round; -1 if none.
         rounds: number of rounds in the configuration.
         ago: seconds since the last complete round; 0 if the clock was set back.

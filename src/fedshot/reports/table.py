@@ -98,7 +98,10 @@ def cells(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
 
 
 def remark(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> str:
-    """Return a warning if a row does not beat the best baseline, or has other episodes; else ""."""
+    """Return a warning about a row, or "".
+
+    It warns if the row does not beat the best baseline, or has other episodes than the first row.
+    """
     found = []
     difference = against_baseline(row, rows)
     if difference and difference.outcome != "above":

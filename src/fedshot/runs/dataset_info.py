@@ -58,12 +58,12 @@ class DatasetInfo:
         digest: hash of its content.
         shape: (height, width, channels) of images, or (maximum length, d) of texts.
         class_names: names of all classes, by number.
-        base: numbers of the training classes.
-        validation: numbers of the validation classes.
-        novel: numbers of the test classes.
+        base: class numbers of the training classes.
+        validation: class numbers of the validation classes.
+        novel: class numbers of the test classes.
         examples: number of training examples.
         dealt: number of clients that the partition assigns examples to.
-        clients: numbers of the clients that take part in training.
+        clients: ids of the clients that take part in training.
         words: the words of rows 2, 3, ... of `table`; empty for images.
         table: word vectors, float32 [V, d]; None for images.
     """
@@ -155,7 +155,7 @@ class DatasetInfo:
 
 
 def classes_of(dataset: Dataset, rows: RowSplit) -> Classes:
-    """Return the numbers of the base, validation and novel classes."""
+    """Return the class numbers of the base, validation and novel classes."""
     base, validation, novel = (
         tuple(np.unique(dataset.y[part]).tolist())
         for part in (rows.base, rows.validation, rows.novel)

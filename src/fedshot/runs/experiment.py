@@ -181,7 +181,7 @@ class Experiment:
     def result(self) -> Score:
         """Test the chosen round and write result.json.
 
-        The file is written before the raw baselines are computed, and rewritten to include them.
+        The file is written before the raw baselines are computed, and again to include them.
         """
         found, traffic = self._counted(self.prepared.test, self.chosen(), self.best_round)
         marks = not_honest(self.config.settings)
@@ -203,7 +203,10 @@ class Experiment:
         return found
 
     def raw_baselines(self, episodic_test: EpisodicTest) -> dict[str, Score]:
-        """Return the score of each raw baseline on a test, by name."""
+        """Return the score of each raw baseline on a test, by name.
+
+        Raw baselines classify pixels, word vectors or word counts without a trained encoder.
+        """
         with arithmetic(self._threads):
             return raw_baselines(self.prepared.dataset, episodic_test)
 

@@ -88,11 +88,11 @@ class FederatedDataset:
 
     @property
     def base_classes(self) -> tuple[int, ...]:
-        """The numbers of the training classes."""
+        """The class numbers of the training classes."""
         return self.classes_of(self.rows.base)
 
     def classes_of(self, rows: Ints) -> tuple[int, ...]:
-        """Return the numbers of the classes of rows, sorted."""
+        """Return the sorted class numbers that occur in these rows of the dataset."""
         return tuple(np.unique(self.dataset.y[rows]).tolist())
 
     @cached_property
@@ -140,7 +140,10 @@ class FederatedDataset:
         return found
 
     def _check_groups(self) -> None:
-        """Raise ConfigError if near-identical examples might be in both support and query."""
+        """Raise ConfigError if examples of one group might be in both support and query.
+
+        Examples of a group (`Dataset.groups`) are nearly identical.
+        """
         if self.dataset.groups is None:
             return
         conflicts = {
@@ -309,7 +312,7 @@ class PreparedRun(FederatedDataset):
         return EpisodicTest.draw(self.dataset, classes, spec, episodes, key, rows, options.group)
 
     def _shape(self, options: TestOptions) -> EpisodeSpec:
-        """Return the shape of test episodes, with `episode.labels` of the training episodes."""
+        """Return the shape of test episodes; they have labels as in training, `episode.labels`."""
         return replace(options.spec, labels=self.config.episode.labels)
 
     def _own_class_test(self, part: str, held: Partition) -> EpisodicTest:
@@ -322,7 +325,10 @@ class PreparedRun(FederatedDataset):
         return episodic_test
 
     def _check_test(self, option: str, test: TestOptions) -> None:
-        """Raise ConfigError if the method does not support a test; `option` is its way's key."""
+        """Raise ConfigError if the method does not support a test.
+
+        `option` is what the message calls the number of classes, such as "test.way".
+        """
         _check_way(option, test.spec.max_way, self.method.traits.max_test_way)
         self.method.check_group(test.group)
 
@@ -366,7 +372,10 @@ class PreparedRun(FederatedDataset):
 
 
 def _check_way(option: str, way: int, widest: int | None) -> None:
-    """Raise ConfigError if `way`, the value of `option`, is above the head's outputs `widest`."""
+    """Raise ConfigError if `way` is larger than `widest`, the number of outputs of the head.
+
+    `option` is what the message calls `way`.
+    """
     if widest is not None and way > widest:
         raise ConfigError(
             f"{option} is {way}; model.head.way is {widest}, the number of classes that the "
@@ -386,7 +395,7 @@ def threads_for(flops: int, asked: int | None) -> int:
 
 
 def workers_for(flops: int, run: RunOptions, *, text: bool) -> int:
-    """Return how many clients, or stacks of clients, run at once, without effect on results."""
+    """Return how many clients (or stacks of clients) run at once; it does not affect results."""
     if run.fleet == "sequential" or run.device != "cpu":
         return 1
     if run.workers is not None:

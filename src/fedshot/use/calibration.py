@@ -96,9 +96,10 @@ class Calibration:
     ece_interval: Interval | None = None  # 95 % bootstrap interval of `ece_after`
 
     def at(self, accept_unknown: float) -> Unknown:
-        """Return the threshold with the largest `asked` that is at most `accept_unknown`.
+        """Return the threshold that accepts at most the share `accept_unknown` of unknown examples.
 
-        Raises ConfigError if every `asked` is larger, or no threshold was measured.
+        Each threshold was fitted for a share, `Unknown.asked`; the largest one up to
+        `accept_unknown` is used. Raises ConfigError if all are larger, or none was measured.
         """
         fit = [one for one in self.unknown if one.asked <= accept_unknown]
         if not self.unknown:

@@ -33,7 +33,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True)
 class Unknown:
-    """A threshold for rejecting unknown examples, with error rates on episodes not fitted to."""
+    """A threshold for rejecting unknown examples; its errors are measured on other episodes."""
 
     asked: float  # requested share of unknown examples that are accepted
     threshold: float  # minimum probability or logit of an accepted example
@@ -116,7 +116,7 @@ def error_interval(p: Tensor, y: Tensor, episode: Tensor) -> Interval:
     """Return the 95 % interval of the expected calibration error, by bootstrap over episodes.
 
     Episodes are resampled, not queries, because the queries of an episode share a support set. The
-    error is a sum of absolute values, so few episodes overestimate it, and resampling adds bias.
+    error is a sum of absolute values, so few episodes overestimate it; resampling adds to the bias.
     """
     bins, gap = _gaps(p, y)
     ids, number = torch.unique(episode, return_inverse=True)
@@ -180,8 +180,8 @@ def thresholds_of(
 ) -> tuple[Unknown, ...]:
     """Return a threshold of `signal` [n] for each of `SHARES`.
 
-    Thresholds are fitted to the unknown examples outside the mask `half`; their error rates are
-    measured on the examples in `half`.
+    Thresholds are fitted to the examples that are neither in the mask `known` nor in the mask
+    `half`. Their error rates are measured on the examples in `half`.
     """
     fit, others, own = signal[~known & ~half], signal[~known & half], signal[known & half]
     episodes = torch.from_numpy(episode[~known & half])

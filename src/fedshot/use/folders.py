@@ -34,8 +34,9 @@ WHOLE = 2048  # maximum number of files that a transductive method predicts toge
 class Skipped:
     """A file that was not used, and the reason.
 
-    `passed` says why a file was not even opened: its suffix is not that of an image or text ("other
-    kind"), or it is beside the class folders, or in a linked folder. It is "" for unreadable files.
+    `passed` says why a file was not even opened. "other kind": its suffix is not that of an image
+    or text. "beside": it is beside the class folders. "linked folder": it is in a linked folder.
+    "": it was opened, but is unreadable.
     """
 
     path: Path

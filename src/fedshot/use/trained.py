@@ -81,7 +81,7 @@ class TrainedRun:
 
     @property
     def keeps_private(self) -> bool:
-        """Whether each client has its own state, private or in the bank that the server keeps."""
+        """Whether each client has its own state: a private one, or one that the server stores."""
         return self.banked or bool(tree.leaves(self._first_private))
 
     @cached_property
@@ -93,7 +93,7 @@ class TrainedRun:
         return self._host.private(client, (self.round, 0))
 
     def remembered(self, client: int) -> Tree:
-        """Return a client's state in the server's bank after the chosen round, or `{}`."""
+        """Return the state that the server stores for a client after the chosen round, or `{}`."""
         found: dict[str, Any] = {}
         for path, leaf in (self._fleet.bank.load(client, (self.round, 0)) or {}).items():
             *parents, name = path.split("/")

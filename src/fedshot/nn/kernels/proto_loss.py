@@ -23,8 +23,8 @@ def prototype_loss(h: Tensor, y: Tensor, n: int, way: int) -> tuple[Tensor, Tens
     Source: Snell et al. 2017, eqs. (1) and (2). The accuracy has no gradient.
 
     Args:
-        h: features [n + queries, d], support first.
-        y: labels of both, int64 [n + queries], 0 to way - 1.
+        h: features [n + queries, d], the support first.
+        y: labels of support and queries, int64 [n + queries], 0 to way - 1.
         n: number of support examples.
         way: number of classes.
 
@@ -97,7 +97,10 @@ class _Loss(torch.autograd.Function):
 
 
 def _by_rows(u: Tensor, h: Tensor, y: Tensor, n: int, way: int) -> Tensor:
-    """Return the gradient of <u, dloss/dh> with respect to h, by torch operations."""
+    """Return the second derivative of the loss, applied to `u`, by torch operations.
+
+    It is the gradient of sum(u * dloss/dh) with respect to the features h; `u` has their shape.
+    """
 
     def one(u: Tensor, h: Tensor, y: Tensor) -> Tensor:
         gradient = torch.func.grad(lambda rows: cross_entropy(_logits(rows, y, n, way), y[n:]))

@@ -18,17 +18,20 @@ _WORTH = 0.75  # largest share of distinct rows for which this is faster
 
 
 class Repeats(NamedTuple):
-    """The distinct rows [u, d], and for each of the n L rows its index among them."""
+    """The distinct rows of texts [n, L, d].
+
+    `rows` are the u distinct rows, [u, d]. `which` [n * L] has each row's index in `rows`.
+    """
 
     rows: Tensor
     which: Tensor
 
     def spread(self, of_rows: Tensor) -> Tensor:
-        """Return [n L, .] from values for the distinct rows, [u, .]."""
+        """Return the values [n * L, k] of all rows, from those of the distinct rows, [u, k]."""
         return of_rows.index_select(0, self.which)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return the sums [u, .] over equal rows of x [n L, .]."""
+        """Return [u, k]: for each distinct row, the sum of x [n * L, k] over the equal rows."""
         if x.dtype != torch.float32 or x.dim() != 2 or len(x) != len(self.which):
             raise ValueError(
                 f"rows are {x.dtype} {list(x.shape)}; expected float32 [{len(self.which)}, .]"

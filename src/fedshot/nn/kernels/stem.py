@@ -1,11 +1,12 @@
-"""The first block of a Conv4 as one operation, without storing its map, the largest of the net.
+"""The first block of a Conv4 as one operation.
 
     y = relu(max_pool2d(batch_norm(conv2d(x, filters)), 2))
 
-It takes channels-last images of one or three channels. The batch statistics of the map follow from
-the mean and covariance of the image patches; `stem.c` has the equations. The result equals the
-separate operations to rounding and does not depend on the number of threads. Gradients that are
-differentiated again are computed by the separate operations.
+It takes channels-last images of one or three channels. The map conv2d(x, filters), the largest
+tensor of the net, is not stored: its batch statistics follow from the mean and covariance of the
+image patches, by the equations in `stem.c`. The result equals the separate operations to rounding
+and does not depend on the number of threads. Gradients that are differentiated again are computed
+by the separate operations.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _GROUP = 8  # images whose gradients are summed together, as in stem.c
 def fits(x: Tensor, filters: Tensor) -> bool:
     """Whether the kernels support these images and filters, and the gradients that are needed.
 
-    The kernels have no gradient with respect to images, and no second derivatives: these would
-    compute the block again by the separate operations.
+    The kernels have no gradient with respect to images. Second derivatives do not use them either,
+    because they would compute the block once more, by the separate operations.
     """
     return (
         x.shape[1] in _CHANNELS
@@ -56,8 +57,8 @@ def stem(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Te
         conv_p: filters [f, c, 3, 3] and their bias [f].
         norm_p: scale and shift of the norm.
         s: running statistics, `{}` for none.
-        x: images for which `fits` holds. With "given" statistics there are no gradients.
-        mode: which statistics to use.
+        x: images for which `fits` is true.
+        mode: which statistics to use; with "given" statistics the result has no gradients.
     """
     filters = contiguous(conv_p["weight"])
     if mode.norm == "given":
@@ -116,7 +117,10 @@ def _separately(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Ten
 
 
 def _given(x: Tensor, filters: Tensor, shift: Tensor) -> Tensor:
-    """Return relu(max_pool2d(conv2d(x, filters) + shift, 2)), without gradients."""
+    """Return relu(max_pool2d(conv2d(x, filters) + shift, 2)), without gradients.
+
+    `filters` and `shift` include the batch norm with given statistics.
+    """
     (n, c, h, w), f = x.shape, len(filters)
     checked(shift, f)
     rimmed, y = _room_for_rims(x), empty(n, h // 2, w // 2, f)
@@ -148,6 +152,9 @@ def _shared(
     name: str, n: int, ins: Sequence[Tensor], sizes: Sequence[int], outs: Sequence[Tensor | None],
     *, numbers: int,
 ) -> None:  # fmt: skip
-    """Run a kernel over n images, or groups of images, in several threads."""
+    """Run a kernel over n images, or n groups of images, in several threads.
+
+    The number of threads depends on `numbers`, the number of tensor elements.
+    """
     kernel = getattr(library(), f"fedshot_{name}")
     shared(n, kernel, _addresses(ins), sizes, _addresses(outs), numbers=numbers)

@@ -66,10 +66,14 @@ def adam(
     leaves: Iterable[Sequence[Tensor]], *,
     decay: float, rise: float, grow: float, step: float, eps: float, reuse: bool = False,
 ) -> list[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
-    """Return (w', m', v') of every (w, g, m, v), elementwise; `elementwise.c` has the equations.
+    """Return (w', m', v'), a step of Adam, for every (w, g, m, v) in `leaves`.
 
-    The four tensors of a leaf are float32 of the same shape, in any layout. Results have the layout
-    of w; with `reuse` they overwrite w, m and v. One call updates all leaves, because threads wait
+    w is a parameter tensor, g its gradient, m and v its moments. With d = g + decay w, elementwise,
+
+        m' = m + rise (d - m),  v' = v + grow (d d - v),  w' = w - step m' / (sqrt(v') + eps).
+
+    The four tensors are float32 of the same shape, in any layout. Results have the layout of w;
+    with `reuse` they overwrite w, m and v. One call updates all parameters, because threads wait
     for Python's lock at each call.
     """
     at, ends, n = array("q"), array("q"), 0
@@ -160,8 +164,8 @@ def each(
 ) -> None:  # fmt: skip
     """Run a kernel over the n images of `ins[0]`, in several threads if they are large.
 
-    The last of `sizes` is the number of channels, which is the length of the vectors in `ins`.
-    `rule` holds further numbers for the kernel.
+    The kernel receives the integers `sizes` and then the numbers `rule`. The last of `sizes` is
+    the number of channels, which is the length of the vectors in `ins`.
     """
     for t in ins:
         held = t.permute(0, 2, 3, 1) if t.dim() == 4 else t
@@ -177,7 +181,7 @@ def address(of: array[int]) -> int:
 
 
 def _dense(t: Tensor) -> Tensor:
-    """Return the tensor without gaps in memory, keeping its layout if it has none."""
+    """Return the tensor unchanged if its memory has no gaps, else a contiguous copy."""
     spread = t.is_contiguous() or (t.dim() == 4 and t.permute(0, 2, 3, 1).is_contiguous())
     return t if spread else t.contiguous()
 
@@ -193,9 +197,9 @@ def shared(
     n: int, kernel: Callable[..., None], ins: list[int], rest: Sequence[float], outs: list[int],
     *, numbers: int | None = None,
 ) -> None:  # fmt: skip
-    """Run a kernel over n columns in as many threads as torch uses.
+    """Run a kernel over n items, such as images or columns, in as many threads as torch uses.
 
-    It uses fewer threads if `numbers`, the amount of data, is small.
+    It uses fewer threads if `numbers`, the number of tensor elements, is small.
     """
     threads = min(torch.get_num_threads(), n)
     if numbers is not None:
@@ -260,9 +264,10 @@ def _done(
 
 @cache
 def _pool_of(threads: int, flush: bool) -> ThreadPoolExecutor:
-    """Return a pool of threads with one intra-op thread each and the caller's denormal mode.
+    """Return a pool of threads in each of which torch uses one thread.
 
-    All threads start here, because a thread takes over torch's number of threads when it starts.
+    With `flush`, the threads treat denormals as 0. All threads start here, because a thread takes
+    over torch's number of threads when it starts.
     """
     pool = ThreadPoolExecutor(
         threads, "fedshot-kernel", initializer=begin_thread, initargs=(1, flush)

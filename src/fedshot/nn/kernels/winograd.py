@@ -2,13 +2,17 @@
 
 Lavin & Gray 2016, F(2x2, 3x3): `winograd.c` transforms every 4x4 tile of a map, 16 matrix products
 multiply all tiles with the filters, and an inverse transform gives 2x2 results. Rounding errors are
-those of the direct sum, and up to three times as large for the gradient of the filters. On a CPU it
-takes 0.8 of the time of torch's convolution at 64 channels, 0.67 at 160 and 0.4 at 640, gradients
-included. Tiles are processed in blocks of a few megabytes. With the products of `products.c`,
-`tiles.c` uses blocks that fit into the cache and takes, on a Zen 5, 0.67 of torch's time at 32
-channels, 0.55 to 0.7 at 64 and 0.55 at 160. First derivatives use the same algorithm; gradients
-that are differentiated again are computed by torch operations. The last digits depend on the number
-of threads and the processor, as torch's do. There is no forward-mode derivative.
+as large as those of the direct sum; in the gradient of the filters, up to three times as large.
+Tiles are processed in blocks of a few megabytes. On a CPU this takes 0.8 of the time of torch's
+convolution at 64 channels, 0.67 at 160 and 0.4 at 640, gradients included.
+
+Where `products.ours` is true, `tiles.c` computes all three steps instead, in blocks that fit into
+the cache. On a Zen 5 this takes 0.67 of torch's time at 32 channels, 0.55 to 0.7 at 64 and 0.55 at
+160.
+
+First derivatives use the same algorithm; gradients that are differentiated again are computed by
+torch operations. The last digits depend on the number of threads and the processor, as torch's do.
+There is no forward-mode derivative.
 """
 
 from __future__ import annotations
@@ -42,8 +46,8 @@ _SMALL = 96  # tiles in a block of `tiles.c`
 def fits(x: Tensor, filters: Tensor) -> bool:
     """Whether the kernels support these maps and filters, and no second derivative is needed.
 
-    x is float32 [n, c, h, w] on a CPU and channels last, under no transform of `torch.func`. Fewer
-    than 64 channels are only faster with `products.c`.
+    x is float32 [n, c, h, w] on a CPU and channels last, under no transform of `torch.func`. Both
+    numbers of channels must be at least 64, or at least 32 where `products.faster` is true.
     """
     return (
         filters.shape[2:] == (3, 3)
@@ -125,7 +129,7 @@ def _plainly(x: Tensor, filters: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _folded(filters: Tensor) -> Tensor:
-    """Return G g G^T of the filters [f, c, 3, 3], as [16, f, c]."""
+    """Return the filters [f, c, 3, 3] after Winograd's transform, G g G^T of each g: [16, f, c]."""
     f, c = filters.shape[:2]
     u = empty(16, f, c)
     _groups("filters", f * c, filters, u)
@@ -133,9 +137,9 @@ def _folded(filters: Tensor) -> Tensor:
 
 
 def _apply(x: Tensor, u: Tensor, bias: Tensor | None, *, turned: bool = False) -> Tensor:
-    """Return the maps [n, f, h, w] of x under transformed filters [16, c, f], channels last.
+    """Return the convolution [n, f, h, w] of x with transformed filters u [16, c, f].
 
-    `turned` rotates the filters by 180 degrees, for the gradient of x.
+    The result is channels last. `turned` rotates the filters by 180 degrees, for the gradient of x.
     """
     (n, c, h, w), f, turn = x.shape, u.shape[2], int(turned)
     y, tiles = empty(n, h, w, f), _Tiles(n, h, w)
@@ -201,7 +205,7 @@ def _by_filters(x: Tensor, dy: Tensor) -> Tensor:
 
 
 def _groups(name: str, filters: int, given: Tensor, found: Tensor) -> None:
-    """Transform filters in groups of 16."""
+    """Run the kernel `name`, which transforms `given` filters to `found` ones, 16 at a time."""
     kernel, n = getattr(library(), f"fedshot_winograd_{name}"), filters // _GROUP
     shared(n, kernel, [given.data_ptr()], [filters], [found.data_ptr()], numbers=16 * filters)
 
@@ -220,5 +224,8 @@ def _room(tiles: int, c: int) -> Tensor:
 
 
 def _small_room(c: int) -> Tensor:
-    """Return memory for the factors and results of `tiles.c`, which have c channels in total."""
+    """Return memory for the matrix products of one block in `tiles.c`.
+
+    c is the number of channels of their inputs and results together.
+    """
     return empty(16 * (_SMALL * c + 2 * _GAP))

@@ -39,8 +39,8 @@ class Backbone(Protocol):
     """Computes features of prepared images or texts. It holds configuration only; see `Model`.
 
     Prepared images are float [n, C, H, W] for a `shape` of (H, W, C). Prepared texts are float
-    [n, L, d + 1] for a `shape` of (cut, d), with L at most cut: word vectors, and a last column
-    that is 1 for a word and 0 for the padding after the words.
+    [n, L, d + 1]: word vectors, and a last column that is 1 for a word and 0 for the padding after
+    the words. Their `shape` is (maximal length, d); L is at most the maximal length.
     """
 
     @property
@@ -226,8 +226,8 @@ def _without_bias_gradient(p: Tree) -> Tree:
     """Return p with a bias of the same value whose gradient is exactly 0.
 
     Its true gradient is 0, because batch statistics cancel the bias. Rounding would make it about
-    1e-9 with a random sign, which Adam turns into full steps that differ between fleets. The empty
-    sum keeps the bias in the graph, as `torch.autograd.grad` requires.
+    1e-9 with a random sign, which Adam turns into full steps that differ between fleets. An empty
+    sum of the bias is added to keep it in the graph, as `torch.autograd.grad` requires.
     """
     return {"weight": p["weight"], "bias": p["bias"].detach() + p["bias"][:0].sum()}
 

@@ -22,9 +22,10 @@ _PRODUCTS = (torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul
 def step_flops(model: Model, images: int) -> int:
     """Return the multiplications and additions of one forward and backward pass.
 
-    Convolutions and matrix products are counted in a forward pass of two images, and multiplied by
-    three: a backward pass has two products for each. Recurrent layers are small and not counted.
-    The pass is in float64, for which torch operations run instead of the C kernels.
+    They are counted in the convolutions and matrix products of a forward pass of two images, and
+    scaled to `images`. The number is multiplied by three: a backward pass has two products for
+    each. Recurrent layers are small and not counted, so the number for texts is 0. The forward pass
+    is in float64, for which torch operations run instead of the C kernels.
     """
     if model.table is not None:
         return 0

@@ -120,10 +120,9 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
     No gradient flows through given or returned statistics. With "batch" and "capture" the output
     is differentiable through the batch statistics, also twice.
 
-    Under `vmap`, other operations are used: for `grad(vmap(grad))`, torch 2.13 silently computes
-    wrong second derivatives on a CPU if scale and shift are inside `F.batch_norm`, and it updates
-    buffers in place, which all stacked clients would share. The same holds for ONNX export, which
-    loses such buffers.
+    Under `vmap` and in ONNX export, other operations replace `F.batch_norm` with scale and shift.
+    For `grad(vmap(grad))`, torch 2.13 silently computes wrong second derivatives with it on a CPU.
+    It also updates buffers in place, which stacked clients would share and ONNX export would lose.
     """
     if mode.norm == "given":
         if not s:

@@ -57,7 +57,10 @@ def signed(word: int, bits: int = 64) -> int:
 
 
 def readable(seed: Tensor) -> bool:
-    """Whether a seed is a single integer on the CPU, not those of stacked clients or on a GPU."""
+    """Whether a seed can be read as a Python integer.
+
+    It cannot on a GPU, or under `vmap`, where one tensor has the seeds of all stacked clients.
+    """
     return seed.device.type == "cpu" and not stacked()
 
 

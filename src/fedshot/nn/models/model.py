@@ -34,13 +34,19 @@ class Model:
     `{}` unless `norm_policy` is "running".
 
     `shape` is (height, width, channels) for images. For texts it is (maximal length, d), and
-    `table` [V, d] holds the frozen word vectors, with row 0 for padding. `norm_policy` selects the
-    batch-norm statistics at test: "running" those of training, "support" those of the support set,
-    "transductive" those of the query batch. If a group of clients shares the support set, "group"
-    uses one set of statistics for all of them and "support" each client's own for its queries;
-    otherwise the two are the same. With `bf16`, convolutions and matrix products of the backbone
-    run in bfloat16 (except the first block of a Conv4 if `stem.py` computes it); everything else,
-    parameters and features included, has the type `dtype`.
+    `table` [V, d] holds the frozen word vectors, with row 0 for padding.
+
+    `norm_policy` selects the batch-norm statistics at test. Values:
+
+    - "running": those of training.
+    - "support": those of the support set. If a group of clients shares it, each client uses the
+      statistics of its own part for its queries.
+    - "group": one set of statistics for all clients that share a support set; else as "support".
+    - "transductive": those of the query batch.
+
+    With `bf16`, convolutions and matrix products of the backbone run in bfloat16 (except the first
+    block of a Conv4 if `stem.py` computes it). Everything else, parameters and features included,
+    has the type `dtype`.
     """
 
     backbone: Backbone

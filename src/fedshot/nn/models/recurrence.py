@@ -5,11 +5,12 @@ that is 1 for a word and 0 for the padding after the words. Padding does not aff
 state of a text without words is 0.
 
 "fused" runs one layer over the texts and reads the states at their last words. In float32 on a CPU
-the C kernels of this package run: for a GRU in training, padding included, for an LSTM without
-padding. Otherwise torch's layers run on the padded texts, because torch's packed sequences compute
-a gradient of the full size for each word (9 times the time at 500 words). Fused kernels read the
-lengths on the CPU, so they do not run under `torch.func.vmap`; torch's LSTM and cuDNN's kernels
-have no second derivative. Use "cell" in these cases; see `cells`.
+the C kernels of this package run. Those for a GRU run only in training, and compute padding like
+words. Those for an LSTM skip padding, and run unless gradients of the texts are needed. Otherwise
+torch's layers run on the padded texts, because torch's packed sequences compute a gradient of the
+full size for each word (9 times the time at 500 words). Fused kernels read the lengths on the CPU,
+so they do not run under `torch.func.vmap`; torch's LSTM and cuDNN's kernels have no second
+derivative. Use "cell" in these cases; see `cells`.
 
 The parameters of a layer are {"input": {weight, bias}, "state": {weight, bias}}, with the gates
 stacked in torch's order.

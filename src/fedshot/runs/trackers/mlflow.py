@@ -65,7 +65,7 @@ class MLflow:
         return list(self._client.get_metric_history(self._id, name))
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """Log a round in one request; it ends with `MARK`, the metric from which `last` is read."""
+        """Log a round in one request; its last metric is `MARK`, from which `last` is read."""
         now = int(1000 * time.time())
         order = sorted(values, key=lambda name: name == MARK)
         metrics = [self._entities.Metric(k, float(values[k]), now, round) for k in order]

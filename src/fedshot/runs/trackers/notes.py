@@ -14,7 +14,7 @@ MARK = "cost/megabytes_down"  # a metric of every round
 
 
 def result_name(values: Mapping[str, float]) -> str:
-    """Return the name of the test's accuracy among its metrics, with or without NOT_HONEST/."""
+    """Return the name that ends in test/accuracy; it begins with NOT_HONEST/ if it is biased."""
     return next(name for name in values if name.endswith("test/accuracy"))
 
 
