@@ -1,0 +1,176 @@
+"""The table of a sweep, for terminals, CSV and JSON, and its HTML page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from rich.table import Table
+
+from fedshot.core import storage
+from fedshot.core.text import count, percent, printable
+from fedshot.recipes.sweep_runner import Point, Sweep
+from fedshot.reports import Series, sweep_page
+from fedshot.reports.table import add_row, grid
+
+_NUMBERS = ("validation ± 95 %", "s.d.", "seeds", "test ± 95 %", "state")
+_CURVES = 7  # points whose validation curves are drawn, the first of the ranking
+
+
+def rows(sweep: Sweep) -> list[dict[str, Any]]:
+    """Return the table as values: ranked points first, accuracies in [0, 1], None if unknown.
+
+    `interval` is the half-width of the 95 % interval over validation episodes, the mean over seeds;
+    `deviation` the standard deviation over seeds. The test is that of the chosen point.
+    """
+    ranking, chosen, test = sweep.ranking, sweep.chosen, sweep.test()
+    others = [one for one in sweep.points.values() if one not in ranking]
+    return [
+        {
+            "rank": rank,
+            "point": point.key,
+            "chosen": point is chosen,
+            **{path: point.options.get(path) for path in paths(sweep)},
+            "validation": fmean(point.accuracies) if rank else None,
+            "interval": _interval(point) if rank else None,
+            "deviation": stdev(point.accuracies) if rank and sweep.seeds > 1 else None,
+            "seeds": len(point.trials),
+            "seconds": sum(one.get("seconds", 0.0) for one in point.trials),
+            "test": test.accuracy if test and point is chosen else None,
+            "test_interval": test.interval if test and point is chosen else None,
+            "state": _state(sweep, point),
+        }
+        for rank, point in [*enumerate(ranking, 1), *((None, one) for one in others)]
+    ]
+
+
+def paths(sweep: Sweep) -> list[str]:
+    """Return the dotted key paths of all swept options."""
+    return list(dict.fromkeys(path for one in sweep.points.values() for path in one.options))
+
+
+def short(sweep: Sweep) -> dict[str, str]:
+    """Return the shortest unambiguous name of each swept option, such as `lr`."""
+    every = paths(sweep)
+    last = [path.removesuffix(".name").rpartition(".")[2] for path in every]
+    return {path: name if last.count(name) == 1 else path
+            for path, name in zip(every, last, strict=True)}  # fmt: skip
+
+
+def table(sweep: Sweep) -> Table:
+    """Return the table for a terminal."""
+    names = short(sweep)
+    found = grid(("", *names.values(), *_NUMBERS), (*names.values(), "state"), caption=notes(sweep))
+    for row in rows(sweep):
+        add_row(found, _texts(row, names))
+    return found
+
+
+def notes(sweep: Sweep) -> list[str]:
+    """Return sentences that explain the table."""
+    chosen, ranked = sweep.chosen, len(sweep.ranking)
+    found = [
+        f"{ranked} of {count(len(sweep.points), 'point')} finished, ranked by validation accuracy "
+        f"in percent: mean over {count(sweep.seeds, 'seed')}, with the mean half-width of the 95 % "
+        "interval over episodes. s.d. is over seeds. The best of many validation accuracies is "
+        "optimistic; the test is a fair estimate.",
+    ]
+    if chosen is None:
+        found.append("The test is evaluated when every point has finished, for the first alone.")
+    earlier = [p for p in sweep.points.values() if p is not chosen and sweep.is_tested(p)]
+    if earlier:
+        found.append(
+            f"{count(len(earlier), 'other point was', 'other points were')} first, and tested, "
+            "before the sweep had all these points."
+        )
+    return found
+
+
+def write(sweep: Sweep) -> list[Path]:
+    """Write table.csv, table.json and index.html into the sweep's folder; return their paths."""
+    found, folder = rows(sweep), sweep.request.folder
+    out = io.StringIO()
+    lines = csv.DictWriter(out, list(found[0]), lineterminator="\n")
+    lines.writeheader()
+    lines.writerows({key: _cell(value) for key, value in row.items()} for row in found)
+    files = {"table.csv": out.getvalue().encode(), "table.json": as_json(sweep).encode()}
+    for name, content in files.items():
+        storage.write_bytes(folder / name, content, sync=False)
+    names = short(sweep)
+    against = {
+        name: [(row[path], 100 * row["validation"], 100 * row["interval"])
+               for row in found if row["rank"] and row[path] is not None]
+        for path, name in names.items()
+    }  # fmt: skip
+    sweep_page.write(
+        folder / "index.html",
+        title=f"Sweep {folder.name}",
+        notes=notes(sweep),
+        head=("rank", *names.values(), *_NUMBERS),
+        rows=[(row["chosen"], [*zip_longest(_keys(row, names), _texts(row, names))])
+              for row in found],
+        against=against,
+        curves=list(_curves(sweep)),
+    )  # fmt: skip
+    return [folder / name for name in (*files, "index.html")]
+
+
+def as_json(sweep: Sweep) -> str:
+    """Return the table as JSON."""
+    return json.dumps(rows(sweep), indent=1) + "\n"
+
+
+def _curves(sweep: Sweep) -> Iterator[Series]:
+    """Yield the validation curve of each of the first points, averaged over seeds."""
+    for point in sweep.ranking[:_CURVES]:
+        curves = [one["validation"] for one in point.trials]
+        at = [round for round, _, _ in curves[0]]
+        accuracies, intervals = (
+            [fmean(one[i] for one in same) for same in zip(*curves, strict=True)] for i in (1, 2)
+        )
+        yield Series(point.label, at, accuracies, intervals, "validation")
+
+
+def _interval(point: Point) -> float:
+    halves = [{r: half for r, _, half in one["validation"]}[one["round"]] for one in point.trials]
+    return fmean(halves)
+
+
+def _state(sweep: Sweep, point: Point) -> str:
+    if point.failed:
+        return f"failed: {printable(point.failed)}"
+    if point.running:
+        return ", ".join(f"seed {seed}: {round}/{rounds}"
+                         for seed, (round, rounds) in sorted(point.running.items()))  # fmt: skip
+    if point.diverged:
+        return f"diverged: {printable(point.diverged)}"
+    return "chosen" if point is sweep.chosen else "" if point.trials else "waiting"
+
+
+def _texts(row: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
+    accuracy, test, deviation = row["validation"], row["test"], row["deviation"]
+    return [
+        str(row["rank"] or ""),
+        *(printable(_cell(row[path])) for path in names),
+        "" if accuracy is None else percent(accuracy, row["interval"]),
+        "" if deviation is None else f"{100 * deviation:.2f}",
+        str(row["seeds"]),
+        "" if test is None else percent(test, row["test_interval"]),
+        row["state"],
+    ]
+
+
+def _keys(row: Mapping[str, Any], names: Mapping[str, str]) -> list[Any]:
+    """Return the values by which the page sorts the columns."""
+    columns = ("rank", *names, "validation", "deviation", "seeds", "test")
+    return [_cell(row[name]) for name in columns]
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None else json.dumps(value) if isinstance(value, list | dict) else value
