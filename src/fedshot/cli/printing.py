@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from fedshot.cli.fault_report import FaultReport
@@ -13,10 +13,7 @@ from fedshot.core.text import count
 if TYPE_CHECKING:
     import argparse
 
-    from rich.table import Table
-
     from fedshot.evaluation.episodic_test import Score
-    from fedshot.recipes.jobs import Event, Job
     from fedshot.runs.experiment import Experiment
     from fedshot.runs.recorder import Record
 
@@ -129,39 +126,3 @@ def say_score(
         said = f"{experiment.method.name} is {against.outcome} it"
         said = "no difference shown" if against.outcome == "unclear" else said
         say(f"{name}: {raw}; {said} ({against})")
-
-
-def show_jobs(
-    events: Iterable[Event],
-    options: argparse.Namespace,
-    table: Callable[[], Table],
-    named: Callable[[Job], str],
-) -> None:
-    """Train what yields `events`, and show progress: a table on a terminal, lines in a pipe."""
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(stderr=True)
-    silent = options.quiet or options.json
-    if silent or not console.is_terminal:
-        for event in events:
-            if not silent:
-                _tell_all(_job_lines(named(event.job), event))
-        return
-    with Live(console=console, refresh_per_second=2, transient=True) as live:
-        for _ in events:
-            live.update(table())
-
-
-def _job_lines(what: str, event: Event) -> Iterator[str]:
-    facts = event.facts
-    if event.kind == "round":
-        seen = facts["validation"]
-        if seen is not None:
-            yield f"{what}: round {facts['round']}/{facts['rounds']}, validation {100 * seen:.2f} %"
-    elif event.kind == "done" and "test" in facts:
-        test = facts["test"]
-        yield f"{what}: {100 * test['accuracy']:.2f} ± {100 * test['interval']:.2f} %"
-    elif event.kind in ("refused", "failed"):
-        yield f"{what}: {event.kind}: {facts['reason']}"
-        yield from (f"    {line}" for line in facts.get("log", []))

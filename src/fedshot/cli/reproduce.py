@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.table import Table
 
 from fedshot import reports
-from fedshot.cli.printing import show_jobs
+from fedshot.cli.job_progress import show_jobs
 from fedshot.config.load import Config
 from fedshot.config.registry import long
 from fedshot.core import storage

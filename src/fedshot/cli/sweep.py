@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedshot.cli.printing import show_jobs
+from fedshot.cli.job_progress import show_jobs
 from fedshot.cli.train import chosen_settings
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError
