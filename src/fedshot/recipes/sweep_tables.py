@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean, stdev
@@ -14,9 +14,12 @@ from typing import Any
 from rich.table import Table
 
 from fedshot.core import storage
-from fedshot.core.text import count, percent, printable
+from fedshot.core.text import count, joined, percent, printable
 from fedshot.recipes.sweep_runner import Point, Sweep
-from fedshot.reports import Series, sweep_page
+from fedshot.reports import Series, charts
+from fedshot.reports.figures import FigureBlock
+from fedshot.reports.markup import render
+from fedshot.reports.page import scripts
 from fedshot.reports.table import add_row, grid
 
 _NUMBERS = ("validation ± 95 %", "s.d.", "seeds", "test ± 95 %", "state")
@@ -94,31 +97,48 @@ def notes(sweep: Sweep) -> list[str]:
 
 def write(sweep: Sweep) -> list[Path]:
     """Write table.csv, table.json and index.html into the sweep's folder; return their paths."""
-    found, folder = rows(sweep), sweep.request.folder
-    out = io.StringIO()
-    lines = csv.DictWriter(out, list(found[0]), lineterminator="\n")
-    lines.writeheader()
-    lines.writerows({key: _cell(value) for key, value in row.items()} for row in found)
-    files = {"table.csv": out.getvalue().encode(), "table.json": as_json(sweep).encode()}
-    for name, content in files.items():
-        storage.write_bytes(folder / name, content, sync=False)
-    names = short(sweep)
-    against = {
-        name: [(row[path], 100 * row["validation"], 100 * row["interval"])
-               for row in found if row["rank"] and row[path] is not None]
+    found = rows(sweep)
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, list(found[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in found)
+    texts = {"table.csv": lines.getvalue().encode(), "table.json": as_json(sweep).encode(),
+             "index.html": _page(sweep, found)}  # fmt: skip
+    for name, text in texts.items():
+        storage.write_bytes(sweep.request.folder / name, text, sync=False)
+    return [sweep.request.folder / name for name in texts]
+
+
+def _page(sweep: Sweep, found: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return the HTML page: the table, and figures of the validation accuracy."""
+    names, curves = short(sweep), list(_curves(sweep))
+    colours = {one.label: i for i, one in enumerate(curves)}
+    against = [
+        (name, charts.points(name, [(row[path], row["validation"], row["interval"])
+                                    for row in found if row["rank"] and row[path] is not None]))
         for path, name in names.items()
-    }  # fmt: skip
-    sweep_page.write(
-        folder / "index.html",
-        title=f"Sweep {folder.name}",
+    ]  # fmt: skip
+    blocks = [
+        FigureBlock(
+            "against", f"Validation accuracy against {joined(list(names.values()))}",
+            "Each dot is a point of the sweep: the mean over seeds, with the 95 % interval over "
+            "validation episodes. Points also differ in the other options.", against,
+        ),
+        FigureBlock(
+            "curves", "Validation accuracy during training",
+            "Accuracy on validation episodes, mean over seeds, of the first points of the ranking.",
+            [("rounds", charts.curves(curves, {}, "rounds", colours))],
+        ),
+    ]  # fmt: skip
+    return render(
+        "sweep.html",
+        title=f"Sweep {sweep.request.folder.name}",
         notes=notes(sweep),
         head=("rank", *names.values(), *_NUMBERS),
-        rows=[(row["chosen"], [*zip_longest(_keys(row, names), _texts(row, names))])
-              for row in found],
-        against=against,
-        curves=list(_curves(sweep)),
-    )  # fmt: skip
-    return [folder / name for name in (*files, "index.html")]
+        rows=[[*zip_longest(_keys(row, names), _texts(row, names))] for row in found],
+        blocks=blocks if sweep.ranking else [],
+        **scripts(),
+    )
 
 
 def as_json(sweep: Sweep) -> str:
@@ -138,8 +158,8 @@ def _curves(sweep: Sweep) -> Iterator[Series]:
 
 
 def _interval(point: Point) -> float:
-    halves = [{r: half for r, _, half in one["validation"]}[one["round"]] for one in point.trials]
-    return fmean(halves)
+    return fmean(half for one in point.trials for round, _, half in one["validation"]
+                 if round == one["round"])  # fmt: skip
 
 
 def _state(sweep: Sweep, point: Point) -> str:

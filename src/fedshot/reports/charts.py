@@ -102,20 +102,15 @@ def training_metric(lines: Mapping[str, Line], metric: str, colours: Mapping[str
 
 
 def points(name: str, found: Sequence[tuple[Any, float, float]]) -> Figure:
-    """Return a figure of accuracies, in percent, against the values of an option.
-
-    Args:
-        name: the option.
-        found: (value, accuracy, half-width of its interval) of each point.
-    """
+    """Return a figure of accuracies against an option: (value, accuracy, half-width) of each."""
     values = [value for value, _, _ in found]
     numbers = all(type(value) in (int, float) for value in values)
-    wide = numbers and min(values) > 0 and max(values) >= _WIDE * min(values)
+    wide = numbers and max(values, default=0) >= _WIDE * min(values, default=1) > 0
     figure = go.Figure()
     figure.add_scatter(
         x=values if numbers else [_text(value) for value in values],
-        y=[accuracy for _, accuracy, _ in found], mode="markers",
-        error_y={"array": [half for _, _, half in found], "thickness": 1.2, "width": 3},
+        y=[100 * accuracy for _, accuracy, _ in found], mode="markers",
+        error_y={"array": [100 * half for _, _, half in found], "thickness": 1.2, "width": 3},
         marker={"color": PALETTE[0], "size": 8}, hovertemplate="%{x}: %{y:.2f} %",
     )  # fmt: skip
     kind = "log" if wide else "linear" if numbers else "category"
