@@ -43,7 +43,7 @@ _DRAWN = {"log": "log", "uniform": "linear", "int": "int"}  # prefix of --set ->
 _FIXED = ("name", "seed", "data", "split", "partition", "test", "run.choose")
 
 
-class _Trial(TypedDict):
+class _SeedTrial(TypedDict):
     validation: list[Validated]
     round: Whole
     diverged: NotRequired[str]
@@ -51,7 +51,7 @@ class _Trial(TypedDict):
 
 class _Point(TypedDict):
     options: dict[str, Any]
-    trials: list[_Trial]
+    trials: list[_SeedTrial]
     method_file: NotRequired[str]
 
 
