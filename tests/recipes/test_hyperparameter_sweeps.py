@@ -16,7 +16,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.recipes import cell_worker, optuna_search, sweep_runner, sweep_tables, trials
 from fedshot.recipes.jobs import Event, Job
-from fedshot.recipes.sweep_runner import Sweep, SweepRequest, space_of
+from fedshot.recipes.sweep_runner import Sweep, space_of
 from fedshot.runs.run_folder import RESULT
 
 LR, STEPS = "method.optimizer.lr", "method.local_steps"
@@ -33,8 +33,8 @@ BASE: dict[str, Any] = {
 GRID = ("method.optimizer.lr=1e-3,1e-2",)
 
 
-def request(folder: Path, *words: str, base: Any = BASE, **others: Any) -> SweepRequest:
-    return SweepRequest(folder, base, dict(map(space_of, words or GRID)), **{"seeds": 2, **others})
+def swept(folder: Path, *words: str, base: Any = BASE, **others: Any) -> Sweep:
+    return Sweep(folder, base, dict(map(space_of, words or GRID)), **{"seeds": 2, **others})
 
 
 def told(value: float, **others: Any) -> dict[str, Any]:
@@ -72,8 +72,7 @@ def lr_of(job: Job) -> float:
     return float(job.settings["method"]["optimizer"]["lr"])
 
 
-def finished(asked: SweepRequest) -> Sweep:
-    made = Sweep(asked)
+def finished(made: Sweep) -> Sweep:
     list(made.run())
     return made
 
@@ -98,13 +97,13 @@ def test_a_space_is_read_from_its_text(word: str, space: Any) -> None:
 
 
 def test_a_grid_has_every_combination_once(tmp_path: Path) -> None:
-    made = Sweep(request(tmp_path, *GRID, "method.local_steps=1,2,2"))
+    made = swept(tmp_path, *GRID, "method.local_steps=1,2,2")
     assert options(made) == [{LR: lr, STEPS: n} for lr in (0.001, 0.01) for n in (1, 2)]
 
 
 def test_random_points_are_drawn_by_their_number_and_option(tmp_path: Path) -> None:
     words = (f"{LR}=log:1e-4,1e-2", f"{STEPS}=int:3,8", "model.backbone.hidden=[4],[8],[16]")
-    five = options(Sweep(request(tmp_path, *words, random=5)))
+    five = options(swept(tmp_path, *words, random=5))
     for i, point in enumerate(five, 1):
         u = {path: float(Key(0).at("tune", i, path).numpy().random()) for path in point}
         assert point[LR] == float(f"{1e-4 * 100 ** u[LR]:.3g}")
@@ -112,7 +111,7 @@ def test_random_points_are_drawn_by_their_number_and_option(tmp_path: Path) -> N
         assert (
             point["model.backbone.hidden"] == [[4], [8], [16]][int(3 * u["model.backbone.hidden"])]
         )
-    assert options(Sweep(request(tmp_path, *words, random=9)))[:5] == five
+    assert options(swept(tmp_path, *words, random=9))[:5] == five
     drawn = {one[STEPS] for one in trials.draws({STEPS: {"int": [3, 8]}}, 60)}
     assert drawn == {3, 4, 5, 6, 7, 8}
 
@@ -123,7 +122,7 @@ def test_points_are_ranked_by_validation_and_the_first_alone_is_tested(
     # Seed 0 prefers 0.001, the mean over seeds 0.01; round 0 has the same accuracy everywhere.
     scores = {(0.001, 0): 0.9, (0.001, 1): 0.2, (0.01, 0): 0.6, (0.01, 1): 0.7}
     workers = fake(lambda job: scores[lr_of(job), job.settings["seed"]])
-    made = finished(request(tmp_path))
+    made = finished(swept(tmp_path))
     assert [point.options[LR] for point in made.ranking] == [0.01, 0.001]
     tested = [(lr_of(job), job.settings["seed"]) for job in workers.done if job.do == "train"]
     assert tested == [(0.01, 0), (0.01, 1)]
@@ -139,7 +138,7 @@ def test_points_of_equal_accuracy_are_ordered_by_their_options(
 ) -> None:
     fake(lambda _: 0.5)
     words = [f"{LR}=0.03,0.02,0.01", f"{LR}=0.01,0.02,0.03"]
-    one, two = (finished(request(tmp_path / word[-1], word)) for word in words)
+    one, two = (finished(swept(tmp_path / word[-1], word)) for word in words)
     assert one.chosen is not None
     assert two.chosen is not None
     assert one.chosen.options == two.chosen.options
@@ -149,15 +148,15 @@ def test_the_same_command_continues_and_a_larger_grid_adds_points(
     tmp_path: Path, fake: Callable[..., FakeJobs]
 ) -> None:
     workers = fake(lambda job: "out of memory" if lr_of(job) > 0.005 else 0.5)
-    broken = finished(request(tmp_path))
+    broken = finished(swept(tmp_path))
     assert broken.chosen is None, "a point may still be the best"
     assert not [job for job in workers.done if job.do == "train"]
     assert "failed: seed 1: out of memory" in sweep_tables.rows(broken)[1]["state"]
     workers = fake(lr_of)
-    finished(request(tmp_path))
+    finished(swept(tmp_path))
     assert {lr_of(job) for job in workers.done if job.do == "tune"} == {0.01}
     workers = fake(lr_of)
-    more = finished(request(tmp_path, f"{LR}=1e-2,0.1", f"{STEPS}=1"))
+    more = finished(swept(tmp_path, f"{LR}=1e-2,0.1", f"{STEPS}=1"))
     assert {lr_of(job) for job in workers.done if job.do == "tune"} == {0.01, 0.1}
     assert len(more.points) == 4
     assert len(sweep_tables.rows(more)) == 4
@@ -167,10 +166,10 @@ def test_all_points_of_a_folder_have_as_many_seeds(
     tmp_path: Path, fake: Callable[..., FakeJobs]
 ) -> None:
     fake(lr_of)
-    finished(request(tmp_path))
-    fewer = finished(request(tmp_path, f"{LR}=0.1", seeds=1))
+    finished(swept(tmp_path))
+    fewer = finished(swept(tmp_path, f"{LR}=0.1", seeds=1))
     assert [len(point.trials) for point in fewer.points.values()] == [2, 2, 2]
-    more = finished(request(tmp_path, f"{LR}=0.1", seeds=3))
+    more = finished(swept(tmp_path, f"{LR}=0.1", seeds=3))
     assert [len(point.trials) for point in more.points.values()] == [3, 3, 3]
 
 
@@ -178,16 +177,16 @@ def test_another_base_configuration_is_refused(
     tmp_path: Path, fake: Callable[..., FakeJobs]
 ) -> None:
     fake(lr_of)
-    finished(request(tmp_path))
+    finished(swept(tmp_path))
     changed = BASE | {"run": {"rounds": 3, "validate_every": 2}}
     with pytest.raises(ConfigError, match=r"another base configuration: run.rounds was 2, is 3"):
-        Sweep(request(tmp_path, base=changed))
-    Sweep(request(tmp_path, base=BASE | {"name": "other", "test": {**BASE["test"], "shot": 1}}))
+        swept(tmp_path, base=changed)
+    swept(tmp_path, base=BASE | {"name": "other", "test": {**BASE["test"], "shot": 1}})
 
 
 def test_a_point_that_diverges_is_not_chosen(tmp_path: Path, fake: Callable[..., FakeJobs]) -> None:
     fake(lambda job: told(0.9, diverged="round 2") if lr_of(job) > 0.005 else 0.5)
-    made = finished(request(tmp_path))
+    made = finished(swept(tmp_path))
     assert made.chosen is not None
     assert made.chosen.options == {LR: 0.001}
     assert sweep_tables.rows(made)[1]["state"] == "diverged: round 2"
@@ -211,7 +210,7 @@ def test_what_cannot_be_ranked_or_drawn_is_refused(
     words: tuple[str, ...], others: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        request(tmp_path, *words, **others)
+        swept(tmp_path, *words, **others)
 
 
 @pytest.mark.parametrize(
@@ -226,12 +225,12 @@ def test_a_sweep_without_a_fair_validation_or_with_an_invalid_point_is_refused(
     change: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        Sweep(request(tmp_path, base=BASE | change)).check()
+        swept(tmp_path, base=BASE | change).check()
 
 
 def test_a_sweep_over_methods_drops_the_options_of_others(tmp_path: Path) -> None:
     base = BASE | {"method": {"name": "fl_proto", "optimizer": {"lr": 0.1}}}
-    made = Sweep(request(tmp_path, "method=fl_proto,fsl_local", base=base))
+    made = swept(tmp_path, "method=fl_proto,fsl_local", base=base)
     methods = [made.settings(point)["method"] for point in made.points.values()]
     assert [one["name"] for one in methods] == ["fl_proto", "fsl_local"]
 
@@ -282,18 +281,18 @@ def test_optuna_proposes_the_same_points_after_an_interruption(
     pytest.importorskip("optuna")
     words = (f"{LR}=log:1e-4,1", f"{STEPS}=int:1,3", "model.backbone.hidden=[4],[8]")
     fake(lambda job: 1 - abs(lr_of(job) - 0.1))
-    whole = finished(request(tmp_path / "a", *words, optuna=5, seeds=1))
+    whole = finished(swept(tmp_path / "a", *words, optuna=5, seeds=1))
     assert len(whole.points) == 5
     count = iter(range(100))
     fake(lambda job: "killed" if next(count) == 3 else 1 - abs(lr_of(job) - 0.1))
-    asked = request(tmp_path / "b", *words, optuna=5, seeds=1)
-    assert finished(asked).chosen is None
+    asked = (tmp_path / "b", *words)
+    assert finished(swept(*asked, optuna=5, seeds=1)).chosen is None
     fake(lambda job: 1 - abs(lr_of(job) - 0.1))
-    resumed = finished(asked)
+    resumed = finished(swept(*asked, optuna=5, seeds=1))
     assert resumed.points.keys() == whole.points.keys()
     assert resumed.chosen is not None
     more = fake(lambda _: 0.5)
-    finished(asked)
+    finished(swept(*asked, optuna=5, seeds=1))
     assert not [job for job in more.done if job.do == "tune"]
 
 
@@ -302,4 +301,4 @@ def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ConfigError, match=r"pip install 'fedshot\[optuna\]'"):
         optuna_search.require_optuna()
     with pytest.raises(ConfigError, match="Optuna, which is not installed"):
-        Sweep(request(tmp_path, optuna=2)).check()
+        swept(tmp_path, optuna=2).check()

@@ -11,7 +11,7 @@ from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError
 from fedshot.recipes import sweep_tables
 from fedshot.recipes.jobs import Job
-from fedshot.recipes.sweep_runner import Sweep, SweepRequest, space_of
+from fedshot.recipes.sweep_runner import Sweep, space_of
 from fedshot.reports.table import plain_text
 
 _FAILED = 1
@@ -24,7 +24,7 @@ def sweep(options: argparse.Namespace) -> int:
     spaces = dict(map(space_of, options.set))
     if len(spaces) < len(options.set):
         raise ConfigError("an option is in two of the --set. Give all its values to one.")
-    request = SweepRequest(
+    found = Sweep(
         options.out or Path("sweeps") / str(settings.get("name", "sweep")),
         settings,
         spaces,
@@ -34,7 +34,6 @@ def sweep(options: argparse.Namespace) -> int:
         options.jobs,
         options.data_dir,
     )
-    found = Sweep(request)
     found.check()
 
     def named(job: Job) -> str:

@@ -41,23 +41,24 @@ def search(sweep: Sweep) -> Iterator[Event]:
 
     A failed training ends the search; the same command continues with its point.
     """
-    optuna, request = require_optuna(), sweep.request
-    backend = optuna.storages.journal.JournalFileBackend(str(request.folder / _FILE))
-    text = json.dumps(request.spaces, sort_keys=True)
+    optuna = require_optuna()
+    backend = optuna.storages.journal.JournalFileBackend(str(sweep.folder / _FILE))
+    text = json.dumps(sweep.spaces, sort_keys=True)
     study = optuna.create_study(
         storage=optuna.storages.JournalStorage(backend),
         study_name=f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}",
         direction="maximize",
         load_if_exists=True,
     )
-    distributions = {path: _distribution(optuna, space) for path, space in request.spaces.items()}
-    at_once = -(-(request.jobs or 1) // sweep.seeds)
-    while (left := request.optuna - sum(one.state.is_finished() for one in study.trials)) > 0:
-        while len(_open(study)) < min(at_once, left):
+    distributions = {path: _distribution(optuna, space) for path, space in sweep.spaces.items()}
+    at_once = -(-(sweep.jobs or 1) // sweep.seeds)
+    while (left := sweep.optuna - sum(one.state.is_finished() for one in study.trials)) > 0:
+        proposed = [one for one in study.trials if not one.state.is_finished()]
+        while len(proposed) < min(at_once, left):
             study.sampler = optuna.samplers.TPESampler(seed=len(study.trials), constant_liar=True)
             study.ask(distributions)
-        proposed = _open(study)
-        points = sweep.add(_options(one.params, request.spaces) for one in proposed)
+            proposed.append(study.trials[-1])
+        points = sweep.add(_options(one.params, sweep.spaces) for one in proposed)
         yield from sweep.train(points)
         if any(point.failed for point in points):
             return
@@ -66,10 +67,6 @@ def search(sweep: Sweep) -> Iterator[Event]:
                 study.tell(one.number, state=optuna.trial.TrialState.FAIL)
             else:
                 study.tell(one.number, fmean(point.accuracies))
-
-
-def _open(study: Any) -> list[Any]:
-    return [one for one in study.trials if not one.state.is_finished()]
 
 
 def _distribution(optuna: Any, space: Space) -> Any:
@@ -83,11 +80,8 @@ def _distribution(optuna: Any, space: Space) -> Any:
 
 def _options(params: Mapping[str, Any], spaces: Mapping[str, Space]) -> dict[str, Any]:
     """Return a point's options from the values that Optuna proposes."""
-    found = {}
-    for path, space in spaces.items():
-        value = params[path]
-        if "choice" in space:
-            found[path] = json.loads(value)
-        else:
-            found[path] = rounded(value) if isinstance(value, float) else value
-    return found
+    return {
+        path: json.loads(params[path]) if "choice" in space
+        else params[path] if "int" in space else rounded(params[path])
+        for path, space in spaces.items()
+    }  # fmt: skip

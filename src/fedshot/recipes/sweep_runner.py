@@ -61,49 +61,6 @@ class _Sweep(TypedDict):
     points: list[_Point]
 
 
-@dataclass(frozen=True)
-class SweepRequest:
-    """What to sweep over, and where.
-
-    Args:
-        folder: folder of the sweep.
-        settings: the base configuration, for all options that a point does not set.
-        spaces: the search space of each swept option, by dotted key path.
-        seeds: trainings of each point, with seeds 0, 1, ...
-        random: number of random points; 0 for all combinations of the values, or `optuna`.
-        optuna: number of points that Optuna proposes; 0 for none.
-        jobs: processes at once; None for as many as cores and memory allow.
-        data_dir: folder of downloaded datasets.
-
-    Raises ConfigError for impossible numbers or spaces.
-    """
-
-    folder: Path
-    settings: Settings
-    spaces: Mapping[str, Space]
-    seeds: int = 3
-    random: int = 0
-    optuna: int = 0
-    jobs: int | None = None
-    data_dir: str | None = None
-
-    def __post_init__(self) -> None:
-        numbers = {"seeds": (self.seeds, 1), "random": (self.random, 0), "optuna": (self.optuna, 0),
-                   "jobs": (1 if self.jobs is None else self.jobs, 1)}  # fmt: skip
-        for name, (value, least) in numbers.items():
-            if value < least:
-                raise ConfigError(f"--{name} is {value}; expected {least} or more.")
-        if self.random and self.optuna:
-            raise ConfigError("--random and --optuna exclude each other. Leave one of them out.")
-        if not self.spaces:
-            raise ConfigError(
-                "a sweep needs an option with several values. Add --set KEY=VALUES, such as "
-                "--set method.optimizer.lr=1e-3,3e-3."
-            )
-        for path, space in self.spaces.items():
-            _check_space(path, space, self.random or self.optuna)
-
-
 def _check_space(path: str, space: Space, drawn: int) -> None:
     """Raise ConfigError for an invalid space, or for an option that all points must share."""
     if any(f"{path}.".startswith(f"{fixed}.") for fixed in _FIXED):
@@ -185,29 +142,62 @@ class Point:
         return [one for one in found if one is not None] if None not in found else []
 
 
+@dataclass
 class Sweep:
-    """The points of a sweep: those of its folder, and those of the request.
+    """The points of a sweep: those in its folder, and those of the spaces.
+
+    Args:
+        folder: folder of the sweep.
+        base: the base configuration, for all options that a point does not set.
+        spaces: the search space of each swept option, by dotted key path.
+        seeds: trainings of each point, with seeds 0, 1, ...; at least as many as the finished
+            points have.
+        random: number of random points; 0 for all combinations of the values, or `optuna`.
+        optuna: number of points that Optuna proposes; 0 for none.
+        jobs: processes at once; None for as many as cores and memory allow.
+        data_dir: folder of downloaded datasets.
 
     Raises:
-        ConfigError: the folder holds a sweep of another base configuration.
-        CheckpointError: its file is damaged.
+        ConfigError: a number or space is invalid, or the folder holds a sweep of another base
+            configuration.
+        CheckpointError: the file of the sweep is damaged.
     """
 
-    def __init__(self, request: SweepRequest) -> None:
-        self.request = request
-        base = written_out(request.settings)
+    folder: Path
+    base: Settings
+    spaces: Mapping[str, Space]
+    seeds: int = 3
+    random: int = 0
+    optuna: int = 0
+    jobs: int | None = None
+    data_dir: str | None = None
+    points: dict[str, Point] = field(init=False, default_factory=dict)
+    _data: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        for name, least in (("seeds", 1), ("random", 0), ("optuna", 0), ("jobs", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"--{name} is {value}; expected {least} or more.")
+        if self.random and self.optuna:
+            raise ConfigError("--random and --optuna exclude each other. Leave one of them out.")
+        if not self.spaces:
+            raise ConfigError(
+                "a sweep needs an option with several values. Add --set KEY=VALUES, such as "
+                "--set method.optimizer.lr=1e-3,3e-3."
+            )
+        for path, space in self.spaces.items():
+            _check_space(path, space, self.random or self.optuna)
+        base = written_out(self.base)
         self.base = {key: value for key, value in base.items() if key not in ("name", "seed")}
         if trees.at(self.base, "run.threads") is None:
             trees.put(self.base, "run.threads", 1)  # several points train at once
-        self.points: dict[str, Point] = {}
-        self.seeds = request.seeds  # as many as the finished points have, if these are more
-        self._data = ""
         self._read()
-        if request.random:
-            self.add(draws(request.spaces, request.random))
-        elif not request.optuna:
-            values = (space["choice"] for space in request.spaces.values())
-            self.add(dict(zip(request.spaces, one, strict=True)) for one in product(*values))
+        if self.random:
+            self.add(draws(self.spaces, self.random))
+        elif not self.optuna:
+            values = (space["choice"] for space in self.spaces.values())
+            self.add(dict(zip(self.spaces, one, strict=True)) for one in product(*values))
 
     def add(self, points: Iterable[dict[str, Any]]) -> list[Point]:
         """Add points, given by their options, and return them; known points are not repeated."""
@@ -222,15 +212,13 @@ class Sweep:
                 classes, the finished points were trained on other data, or Optuna is missing.
             DataError: the data is missing or too small.
         """
-        if self.request.optuna:
+        if self.optuna:
             require_optuna()
-        probe = next(iter([*self.points.values(), *map(Point, draws(self.request.spaces, 1))]))
-        for point in self.points.values():
-            Config.of(self.settings(point))
-        settings = Config.of(self.settings(probe)).settings
+        points = list(self.points.values()) or [Point(one) for one in draws(self.spaces, 1)]
+        config, *_ = [Config.of(self.settings(point)) for point in points]
         fix = "Set run.choose to 'validation' and test.first_client_only to false."
-        check_honest("this sweep", settings, fix)
-        facts = facts_of(PreparedRun(Config.of(settings), self.request.data_dir))
+        check_honest("this sweep", config.settings, fix)
+        facts = facts_of(PreparedRun(config, self.data_dir))
         if not facts["validated"]:
             raise ConfigError(
                 "there are no validation classes to rank the points of the sweep by, and the test "
@@ -240,7 +228,7 @@ class Sweep:
         here = facts["data"]["digest"]
         if self._data not in ("", here):
             raise ConfigError(
-                f"the points in {self.request.folder} were trained on other data "
+                f"the points in {self.folder} were trained on other data "
                 f"({self._data[:12]}) than is here ({here[:12]}). Restore the data. Or: {_FIX}."
             )
         self._data = here
@@ -250,11 +238,11 @@ class Sweep:
 
         Raises BusyError if another process is training the sweep.
         """
-        self.request.folder.mkdir(parents=True, exist_ok=True)
-        with only_one(self.request.folder / ".lock"):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with only_one(self.folder / ".lock"):
             self._read()
             yield from self.train(list(self.points.values()))
-            if self.request.optuna:
+            if self.optuna:
                 yield from search(self)
             yield from self._test()
 
@@ -265,7 +253,7 @@ class Sweep:
             for point in points
             if len(point.trials) < self.seeds
         }
-        for event in train(groups, self.request.jobs, self._done, self._failed):
+        for event in train(groups, self.jobs, self._done, self._failed):
             yield self._noted(event)
 
     def settings(self, point: Point, seed: int = 0) -> Settings:
@@ -274,9 +262,9 @@ class Sweep:
         settings, _ = override(self.base, words)
         return {**settings, "name": f"point-{point.key}", "seed": seed}
 
-    def folder(self, point: Point, seed: int) -> Path:
+    def run_folder(self, point: Point, seed: int) -> Path:
         """Return the folder of a run."""
-        return self.request.folder / "runs" / f"{point.key}.s{seed}"
+        return self.folder / "runs" / f"{point.key}.s{seed}"
 
     @property
     def ranking(self) -> list[Point]:
@@ -292,7 +280,7 @@ class Sweep:
 
     def is_tested(self, point: Point) -> bool:
         """Whether the test of each seed of a point has been evaluated."""
-        folders = (self.folder(point, seed) for seed in range(self.seeds))
+        folders = (self.run_folder(point, seed) for seed in range(self.seeds))
         return all((folder / RESULT).exists() for folder in folders)
 
     def test(self) -> ComparisonRow | None:
@@ -300,7 +288,7 @@ class Sweep:
         point = self.chosen
         if point is None or not self.is_tested(point):
             return None
-        runs = [Run.read(self.folder(point, seed)) for seed in range(self.seeds)]
+        runs = [Run.read(self.run_folder(point, seed)) for seed in range(self.seeds)]
         return ComparisonRow.of_runs(point.label, runs)
 
     def _test(self) -> Iterator[Event]:
@@ -308,15 +296,15 @@ class Sweep:
         if point is None or self.is_tested(point):
             return
         jobs = [self._job(point, seed, "train") for seed in range(self.seeds)]
-        for event in Jobs(jobs, self.request.jobs):
+        for event in Jobs(jobs, self.jobs):
             if event.kind in ("refused", "failed"):
                 point.failed = f"test: {event.facts['reason']}"
             yield self._noted(event)
 
     def _job(self, point: Point, seed: int, do: str) -> Job:
-        folder = self.folder(point, seed)
+        folder = self.run_folder(point, seed)
         key = f"{do} {point.key} {seed}"
-        return Job(key, do, self.settings(point, seed), folder, self.request.data_dir)
+        return Job(key, do, self.settings(point, seed), folder, self.data_dir)
 
     def _noted(self, event: Event) -> Event:
         """Keep the progress that an event reports, and return the event."""
@@ -346,17 +334,17 @@ class Sweep:
             ],
         }
         text = f"{json.dumps(content, indent=1)}\n"
-        storage.write_bytes(self.request.folder / _FILE, text.encode(), sync=True)
+        storage.write_bytes(self.folder / _FILE, text.encode(), sync=True)
 
     def _read(self) -> None:
         """Take over the finished points of the folder."""
-        path = self.request.folder / _FILE
+        path = self.folder / _FILE
         if not path.exists():
             return
         tree = records.read(path, _Sweep, _FIX)
         if changed := difference(tree["settings"], self.base):
             raise ConfigError(
-                f"{self.request.folder} holds a sweep of another base configuration: {changed}. "
+                f"{self.folder} holds a sweep of another base configuration: {changed}. "
                 f"Go on with the same one. Or: {_FIX}."
             )
         self._data = tree["data"]

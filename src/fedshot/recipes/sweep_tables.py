@@ -105,8 +105,8 @@ def write(sweep: Sweep) -> list[Path]:
     texts = {"table.csv": lines.getvalue().encode(), "table.json": as_json(sweep).encode(),
              "index.html": _page(sweep, found)}  # fmt: skip
     for name, text in texts.items():
-        storage.write_bytes(sweep.request.folder / name, text, sync=False)
-    return [sweep.request.folder / name for name in texts]
+        storage.write_bytes(sweep.folder / name, text, sync=False)
+    return [sweep.folder / name for name in texts]
 
 
 def _page(sweep: Sweep, found: Sequence[Mapping[str, Any]]) -> bytes:
@@ -132,7 +132,7 @@ def _page(sweep: Sweep, found: Sequence[Mapping[str, Any]]) -> bytes:
     ]  # fmt: skip
     return render(
         "sweep.html",
-        title=f"Sweep {sweep.request.folder.name}",
+        title=f"Sweep {sweep.folder.name}",
         notes=notes(sweep),
         head=("rank", *names.values(), *_NUMBERS),
         rows=[[*zip_longest(_keys(row, names), _texts(row, names))] for row in found],
