@@ -6,7 +6,6 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -39,7 +38,7 @@ def rows(sweep: Sweep) -> list[dict[str, Any]]:
             "rank": rank,
             "point": point.key,
             "chosen": point is chosen,
-            **{path: point.options.get(path) for path in paths(sweep)},
+            **{path: point.options.get(path) for path in short(sweep)},
             "validation": fmean(point.accuracies) if rank else None,
             "interval": _interval(point) if rank else None,
             "deviation": stdev(point.accuracies) if rank and sweep.seeds > 1 else None,
@@ -53,14 +52,9 @@ def rows(sweep: Sweep) -> list[dict[str, Any]]:
     ]
 
 
-def paths(sweep: Sweep) -> list[str]:
-    """Return the dotted key paths of all swept options."""
-    return list(dict.fromkeys(path for one in sweep.points.values() for path in one.options))
-
-
 def short(sweep: Sweep) -> dict[str, str]:
-    """Return the shortest unambiguous name of each swept option, such as `lr`."""
-    every = paths(sweep)
+    """Return the shortest unambiguous name, such as `lr`, of each swept key path."""
+    every = list(dict.fromkeys(path for one in sweep.points.values() for path in one.options))
     last = [path.removesuffix(".name").rpartition(".")[2] for path in every]
     return {path: name if last.count(name) == 1 else path
             for path, name in zip(every, last, strict=True)}  # fmt: skip
@@ -71,7 +65,7 @@ def table(sweep: Sweep) -> Table:
     names = short(sweep)
     found = grid(("", *names.values(), *_NUMBERS), (*names.values(), "state"), caption=notes(sweep))
     for row in rows(sweep):
-        add_row(found, _texts(row, names))
+        add_row(found, [text for _, text in _cells(row, names)])
     return found
 
 
@@ -135,7 +129,7 @@ def _page(sweep: Sweep, found: Sequence[Mapping[str, Any]]) -> bytes:
         title=f"Sweep {sweep.folder.name}",
         notes=notes(sweep),
         head=("rank", *names.values(), *_NUMBERS),
-        rows=[[*zip_longest(_keys(row, names), _texts(row, names))] for row in found],
+        rows=[_cells(row, names) for row in found],
         blocks=blocks if sweep.ranking else [],
         **scripts(),
     )
@@ -173,23 +167,18 @@ def _state(sweep: Sweep, point: Point) -> str:
     return "chosen" if point is sweep.chosen else "" if point.trials else "waiting"
 
 
-def _texts(row: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
+def _cells(row: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[Any, str]]:
+    """Return a row's cells as (value to sort by, text)."""
     accuracy, test, deviation = row["validation"], row["test"], row["deviation"]
     return [
-        str(row["rank"] or ""),
-        *(printable(_cell(row[path])) for path in names),
-        "" if accuracy is None else percent(accuracy, row["interval"]),
-        "" if deviation is None else f"{100 * deviation:.2f}",
-        str(row["seeds"]),
-        "" if test is None else percent(test, row["test_interval"]),
-        row["state"],
+        (row["rank"] or "", str(row["rank"] or "")),
+        *((_cell(row[path]), printable(_cell(row[path]))) for path in names),
+        (accuracy or "", "" if accuracy is None else percent(accuracy, row["interval"])),
+        (deviation or "", "" if deviation is None else f"{100 * deviation:.2f}"),
+        (row["seeds"], str(row["seeds"])),
+        (test or "", "" if test is None else percent(test, row["test_interval"])),
+        (row["state"], row["state"]),
     ]
-
-
-def _keys(row: Mapping[str, Any], names: Mapping[str, str]) -> list[Any]:
-    """Return the values by which the page sorts the columns."""
-    columns = ("rank", *names, "validation", "deviation", "seeds", "test")
-    return [_cell(row[name]) for name in columns]
 
 
 def _cell(value: Any) -> Any:
