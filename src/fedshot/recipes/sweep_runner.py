@@ -229,7 +229,8 @@ class Sweep:
         if self._data not in ("", here):
             raise ConfigError(
                 f"the points in {self.folder} were trained on other data "
-                f"({self._data[:12]}) than is here ({here[:12]}). Restore the data. Or: {_FIX}."
+                f"({self._data[:12]}) than is here ({here[:12]}). Restore the data, or name "
+                "another folder by --out."
             )
         self._data = here
 
@@ -345,7 +346,7 @@ class Sweep:
         if changed := difference(tree["settings"], self.base):
             raise ConfigError(
                 f"{self.folder} holds a sweep of another base configuration: {changed}. "
-                f"Go on with the same one. Or: {_FIX}."
+                "Go on with the same one, or name another folder by --out."
             )
         self._data = tree["data"]
         for held in tree["points"]:
