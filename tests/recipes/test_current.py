@@ -310,7 +310,7 @@ def test_new_trials_do_not_join_seeds_of_other_data(tmp_path: Path) -> None:
     asked.check()
     assert asked.states["proto/one"].obstacle is None, "untuned, nothing of it counts"
     told = {i: of_here(validation=[[2, 0.6 - 0.1 * i, 0.1]]) for i in range(3)}
-    asked._choose(made.rows["proto"], told)
+    asked._choose("proto", list(told.values()))
     obstacle = asked.states["proto/one"].obstacle
     assert obstacle is not None
     assert "its seeds were trained on other data (d)" in obstacle.reason
@@ -332,7 +332,7 @@ def test_trials_that_could_not_be_today_leave_the_rest_of_the_page(
         tree["columns"]["one"]["settings"] = {"run": {"choose": "best_on_test_classes"}}
     states, left = current("t", "small-tune3", [result], read("t", tree))
     assert states == []
-    said = "has no search space" if broken == "search" else "judges trials on validation classes"
+    said = "has no search space" if broken == "search" else "trials are judged on validation"
     assert said in left[0]
     other = replace(result, variant="small-tunex")
     assert "names no number of trials" in current("t", "small-tunex", [other], made)[1][0]

@@ -76,7 +76,7 @@ def test_nothing_is_tuned_by_looks_at_the_test(tmp_path: Path) -> None:
     tree = deepcopy(SMALL)
     tree["settings"] |= {"run": tree["settings"]["run"] | PEEK["run"]}
     made = read("t", tree)
-    with pytest.raises(ConfigError, match=f"--tune judges trials on validation.*{TOLD}"):
+    with pytest.raises(ConfigError, match=f"trials are judged on validation.*{TOLD}"):
         tuning.cell_of(made, "small", made.rows["proto"])
     with pytest.raises(ConfigError, match=TOLD):
         RecipeRunner(Request(made, tune=2, results=tmp_path, runs=tmp_path))

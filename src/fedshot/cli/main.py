@@ -163,6 +163,8 @@ def _how_to_continue(options: argparse.Namespace) -> str:
     """Return what to type to continue the interrupted run or recipe; "" if none has begun."""
     if options.command == "reproduce" and options.name not in ("list", "results"):
         return "the same command continues with the unfinished cells"
+    if options.command == "sweep":
+        return "the same command continues with the unfinished points"
     folder: Path | None = options.run_folder
     if folder is None or not _is_run(folder):
         return ""
@@ -244,6 +246,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_use(commands)
     _add_data(commands)
     _add_reproduce(commands)
+    _add_sweep(commands)
     add_flower(commands, _add)
     return parser
 
@@ -355,6 +358,27 @@ def _add_reproduce(commands: Commands) -> None:
         "--measure", action="store_true",
         help="with `list`: measure the cells whose time is unknown",
     )  # fmt: skip
+
+
+def _add_sweep(commands: Commands) -> None:
+    text = "train with several values of some options, and test the best by validation"
+    sweep = _add(commands, "sweep", text, "sweep", "config", "data-dir", "quiet", "json",
+                 settings=True)  # fmt: skip
+    sweep.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUES",
+        help="values of an option, such as method.optimizer.lr=1e-3,3e-3; to draw them, "
+        "KEY=log:1e-4,1e-2, uniform:0,1 or int:1,8; can be repeated",
+    )  # fmt: skip
+    sweep.add_argument("--seeds", type=int, default=3, help="trainings of each point (3)")
+    sweep.add_argument(
+        "--random", type=int, default=0, metavar="N", help="N random points instead of the grid"
+    )
+    sweep.add_argument(
+        "--optuna", type=int, default=0, metavar="N",
+        help="N points that Optuna proposes (pip install 'fedshot[optuna]')",
+    )  # fmt: skip
+    sweep.add_argument("--jobs", type=int, help="processes at once (as cores and memory allow)")
+    sweep.add_argument("--out", type=Path, help="folder of the sweep (sweeps/NAME)")
 
 
 def _add_data(commands: Commands) -> None:

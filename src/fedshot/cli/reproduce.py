@@ -11,7 +11,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from rich.table import Table
+
 from fedshot import reports
+from fedshot.cli.job_progress import show_jobs
 from fedshot.config.load import Config
 from fedshot.config.registry import long
 from fedshot.core import storage
@@ -21,7 +24,6 @@ from fedshot.data.files.places import find_data_dir
 from fedshot.methods.registry import METHODS
 from fedshot.recipes import plots, results_page, tables, timing
 from fedshot.recipes.index import load, names
-from fedshot.recipes.jobs import Event
 from fedshot.recipes.overview import overview, overview_json, overview_text
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, split
@@ -45,8 +47,11 @@ def reproduce(options: argparse.Namespace) -> int:
     bench.check()
     variant = bench.request.variant
     if not options.plan:
-        for _ in _shown(bench, options):
-            pass
+
+        def now() -> Table:
+            return tables.table(recipe, variant, list(bench.states.values()))
+
+        show_jobs(bench.run(), options, now, lambda job: " ".join(job.key.split(" ")[:3]))
         for drawn in plots.write(options.results, recipe, variant):
             if not options.quiet:
                 tell(f"wrote {drawn}")
@@ -85,45 +90,6 @@ def _request(recipe: Recipe, options: argparse.Namespace) -> Request:
         options.results,
         options.data_dir,
     )
-
-
-def _shown(bench: RecipeRunner, options: argparse.Namespace) -> Iterator[Event]:
-    """Train the cells, yield events, and show progress: a table on a terminal, else lines."""
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(stderr=True)
-    request = bench.request
-    if options.quiet or options.json or not console.is_terminal:
-        for event in bench.run():
-            if not (options.quiet or options.json):
-                _tell(event)
-            yield event
-        return
-
-    def now() -> object:
-        return tables.table(request.recipe, request.variant, list(bench.states.values()))
-
-    with Live(console=console, refresh_per_second=2, transient=True) as live:
-        for event in bench.run():
-            live.update(now())  # type: ignore[arg-type]
-            yield event
-
-
-def _tell(event: Event) -> None:
-    what = " ".join(event.job.key.split(" ")[:3])
-    facts = event.facts
-    if event.kind == "round":
-        seen = facts["validation"]
-        if seen is not None:
-            tell(f"{what}: round {facts['round']}/{facts['rounds']}, validation {100 * seen:.2f} %")
-    elif event.kind == "done" and "test" in facts:
-        test = facts["test"]
-        tell(f"{what}: {100 * test['accuracy']:.2f} ± {100 * test['interval']:.2f} %")
-    elif event.kind in ("refused", "failed"):
-        tell(f"{what}: {event.kind}: {facts['reason']}")
-        for line in facts.get("log", []):
-            tell(f"    {line}")
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from fedshot.cli.printing import say_score
 from fedshot.config import load
 from fedshot.config.load import Config
 from fedshot.config.registry import KINDS, SECTIONS
-from fedshot.config.settings import parse
+from fedshot.config.settings import Settings, parse
 from fedshot.config.validation import value_of
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError
@@ -110,6 +110,11 @@ def _for_rounds(method: Any, text: str) -> Any:
 
 def chosen_config(options: argparse.Namespace) -> Config:
     """Return the configuration: settings of the --config file, overridden by the command line."""
+    return Config.of(chosen_settings(options))
+
+
+def chosen_settings(options: argparse.Namespace) -> Settings:
+    """Return the settings of `chosen_config` before they are checked."""
     known = long_names(options.parser.format_help())
     for option in (word.partition("=")[0] for word in options.settings):
         place = option.removeprefix("--")
@@ -121,4 +126,4 @@ def chosen_config(options: argparse.Namespace) -> Config:
     settings, notices = load.override(settings, options.settings)
     for text in notices:
         tell(text)
-    return Config.of(settings)
+    return dict(settings)

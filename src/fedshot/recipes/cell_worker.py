@@ -26,7 +26,7 @@ from fedshot.recipes import provenance
 from fedshot.recipes.plan import facts_of
 from fedshot.recipes.plane import plane
 from fedshot.recipes.shared_training import follow, kept_all, trained_alike
-from fedshot.recipes.tuning import check_honest
+from fedshot.recipes.trials import check_honest
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.run_folder import RESULT
@@ -103,7 +103,9 @@ def _tune(run: Experiment, _: Any) -> dict[str, Any]:
 
     Raises ConfigError if the settings would use the novel classes.
     """
-    check_honest(run.config.settings["name"], run.config.settings)
+    settings = run.config.settings
+    fix = "Set run.choose to 'validation' and test.first_client_only to false."
+    check_honest(settings["name"], settings, fix)
     diverged = {}
     if run.round < run.config.run.rounds:
         try:

@@ -17,6 +17,7 @@ from fedshot.config import settings as trees
 from fedshot.config.registry import layered, long, written_out
 from fedshot.core.errors import ConfigError, nearest
 from fedshot.recipes.recipe import AGAINST, KINDS, ROW_MAY_SET, Budget, Column, Recipe, Row
+from fedshot.recipes.trials import is_space
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
 # ROW.tune.json is the file of a row's trials, BUDGET-tuneN the folder of a tuned budget.
@@ -206,10 +207,10 @@ def _check_places(what: str, places: Iterable[str], *, searched: bool = True) ->
 def _check_spaces(what: str, parts: Mapping[str, Any]) -> None:
     """Raise ConfigError for an invalid search space of a tuned option."""
     for place, space in parts.get("tune", {}).items():
-        if len(space) != 1 or not _is_space(*next(iter(space.items()))):
+        if len(space) != 1 or not is_space(*next(iter(space.items()))):
             raise ConfigError(
                 f"{what}: the search space of {place} is {space!r:.60}; expected "
-                "{log: [0.001, 0.1]}, {linear: [0, 1]} or {choice: [1, 5, 10]}."
+                "{log: [0.001, 0.1]}, {linear: [0, 1]}, {int: [1, 8]} or {choice: [1, 5, 10]}."
             )
 
 
@@ -225,17 +226,6 @@ def _check_kind(recipe: Recipe, parts: Mapping[str, Any]) -> None:
                 f"recipe {recipe.name} is a {recipe.kind} and has {part}, which is for a {kind}. "
                 f"Leave it out, or set kind to {kind}."
             )
-
-
-def _is_space(kind: Any, values: Any) -> bool:
-    if not isinstance(values, list) or not values:
-        return False
-    if kind == "choice":
-        return True
-    if len(values) != 2 or not all(isinstance(x, int | float) and abs(x) < 1e30 for x in values):
-        return False
-    least = {"log": 0, "linear": -math.inf}.get(kind, math.inf)
-    return bool(least < values[0] <= values[1])
 
 
 def _check(recipe: Recipe) -> None:

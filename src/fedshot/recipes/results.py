@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, TypeAlias
 
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
@@ -63,6 +63,10 @@ def _checked_point(point: list[Any]) -> list[Any]:
     return point
 
 
+Validated: TypeAlias = Annotated[list[Any], AfterValidator(_checked_point)]
+"""A validation in a record: round, accuracy in [0, 1], half-width of its 95 % interval."""
+
+
 class _Seed(TypedDict):
     """The facts of one training that tables use."""
 
@@ -77,7 +81,7 @@ class _Seed(TypedDict):
     data: _CellData
     partition: str
     clients: Annotated[list[Whole], Field(min_length=2, max_length=2)]
-    validation: list[Annotated[list[Any], AfterValidator(_checked_point)]]
+    validation: list[Validated]
     faults: Whole
     skipped: Whole
     made: list[TrainedPart]

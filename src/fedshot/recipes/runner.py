@@ -22,6 +22,7 @@ from fedshot.recipes.jobs import Event, Job, Jobs
 from fedshot.recipes.plan import Obstacle, check_cell, digest
 from fedshot.recipes.recipe import Cell, Recipe, Row
 from fedshot.recipes.results import CellResult, Results, outdated, shared, split
+from fedshot.recipes.trials import train
 from fedshot.recipes.tuning import Chosen
 
 
@@ -230,40 +231,31 @@ class RecipeRunner:
 
         A row with a failed trial is not trained: it would have had fewer trials than other rows.
         """
-        plan: dict[str, tuple[Row, list[int]]] = {}
-        queue: dict[str, Job] = {}
+        groups = {}
         for row in self._untuned() if self.request.tune else ():
             search = self._search(row)
-            for i, options in enumerate(search.trials):
-                job = self._job(search.cell, tuning.SEED, "tune", options)
-                queue[job.key] = job  # trials with equal options are one job
-                plan.setdefault(job.key, (row, []))[1].append(i)
-        done: dict[str, dict[int, Mapping[str, Any]]] = {row.key: {} for row, _ in plan.values()}
-        for event in Jobs(list(queue.values()), self.request.jobs):
-            row, numbers = plan[event.job.key]
-            if event.kind == "done":
-                done[row.key] |= dict.fromkeys(numbers, event.facts)
-                if len(done[row.key]) == self.request.tune:
-                    self._choose(row, done[row.key])
-            elif event.kind in ("refused", "failed"):
-                self._fail(row, f"trial {numbers[0]}: {event.facts['reason']}")
-            yield event
+            groups[row.key] = [
+                self._job(search.cell, tuning.SEED, "tune", one) for one in search.trials
+            ]
+        yield from train(groups, self.request.jobs, self._choose, self._fail_trial)
 
-    def _choose(self, row: Row, done: Mapping[int, Mapping[str, Any]]) -> None:
-        """Write the finished trials of a row, and give the row the options of the best trial."""
-        search = self._search(row)
-        facts = [done[i] for i in range(len(search.trials))]
+    def _choose(self, key: str, facts: Sequence[Mapping[str, Any]]) -> None:
+        """Write the finished trials of a row, and set its options to those of the best trial."""
+        search = self._search(self.request.recipe.rows[key])
         try:
-            self.tuned[row.key] = tuning.write(search.file, search.cell, search.trials, facts)
+            self.tuned[key] = tuning.write(search.file, search.cell, search.trials, facts)
         except ConfigError as error:
-            self._fail(row, str(error))
+            self._fail(key, str(error))
             return
-        for state in self._of_row(row.key):
+        for state in self._of_row(key):
             self._refresh(state)
             _check_same_data(state, state.facts["data"]["digest"] if state.facts else None)
 
-    def _fail(self, row: Row, reason: str) -> None:
-        for state in self._of_row(row.key):
+    def _fail_trial(self, key: str, number: int, reason: str) -> None:
+        self._fail(key, f"trial {number}: {reason}")
+
+    def _fail(self, key: str, reason: str) -> None:
+        for state in self._of_row(key):
             state.failed[tuning.SEED] = reason
 
     def _check_search(self, row: Row) -> None:

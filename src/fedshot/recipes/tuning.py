@@ -11,7 +11,6 @@ classes are never used.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,19 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from fedshot.config.registry import difference
-from fedshot.config.schema import not_honest
 from fedshot.core import records, storage
 from fedshot.core.errors import ConfigError
 from fedshot.core.locks import locked
-from fedshot.core.seeds import Key
 from fedshot.recipes.recipe import Cell, Recipe, Row
-from fedshot.recipes.results import identity, validation_curve
+from fedshot.recipes.results import identity
+from fedshot.recipes.trials import accuracy, best, check_honest, draws
 
 SEED = 1_000
-"""Seed of all trials; the trainings in tables have smaller seeds."""
+"""Seed of all trials; reported trainings have smaller seeds."""
+_FIX = (
+    "Leave out --tune, or set run.choose to 'validation' and test.first_client_only to false in "
+    "the recipe's first column."
+)
 
 Chosen = Mapping[str, Any]
 
@@ -41,11 +43,7 @@ def trials(recipe: Recipe, row: Row, n: int) -> list[dict[str, Any]]:
     spaces = {**recipe.tune, **row.tune}
     if not spaces and n > 1:
         raise ConfigError(f"recipe {recipe.name} has no search space (tune); leave out --tune.")
-    key = Key(0).at("tune")
-    return [{}] + [
-        {place: _draw(space, key.at(i, place)) for place, space in spaces.items()}
-        for i in range(1, n)
-    ]
+    return [{}, *draws(spaces, n - 1)]
 
 
 def path(folder: Path, recipe: Recipe, variant: str, row: Row) -> Path:
@@ -61,23 +59,12 @@ def name(row: Row) -> str:
 def cell_of(recipe: Recipe, budget: str, row: Row) -> Cell:
     """Return the cell in which a row is tuned.
 
-    Raises ConfigError as `check_honest` does.
+    Raises ConfigError if its settings let validation use the test classes, or only one client.
     """
     shorter = recipe.budget(recipe.budget(budget).trials_as or budget)
     cell = Cell(recipe, row, next(iter(recipe.columns.values())), shorter)
-    check_honest(cell.key, cell.settings())
+    check_honest(cell.key, cell.settings(), _FIX)
     return cell
-
-
-def check_honest(what: str, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError if settings validate on the test classes or with only one client."""
-    reasons = not_honest(settings)
-    if reasons:
-        raise ConfigError(
-            f"--tune judges trials on validation classes, but for {what}: {'; '.join(reasons)}. "
-            "Leave out --tune, or set run.choose to 'validation' and test.first_client_only to "
-            "false in the recipe's first column."
-        )
 
 
 class _Trial(TypedDict):
@@ -122,13 +109,13 @@ def write(
 
     Raises ConfigError if all trials diverge.
     """
-    best = [None if one.get("diverged") else _tested(one) for one in facts]
-    accuracies = [accuracy for accuracy in best if accuracy is not None]
-    if not accuracies:
+    accuracies = [accuracy(one) for one in facts]
+    first = best(accuracies)
+    if first is None:
         raise ConfigError(
             f"all {len(wanted)} trials of {cell.key} diverge, the last in {facts[-1]['diverged']}"
         )
-    chosen = wanted[best.index(max(accuracies))]
+    chosen = wanted[first]
     content = {
         "tuned_in": cell.key,
         "seed": SEED,
@@ -137,32 +124,12 @@ def write(
         "data": facts[0]["data"],
         "made": [one["made"] for one in facts],
         "trials": [
-            {"options": options, "best_validation": accuracy, "validation": one["validation"]}
-            | ({"diverged": one["diverged"]} if accuracy is None else {})
-            for options, accuracy, one in zip(wanted, best, facts, strict=True)
+            {"options": options, "best_validation": value, "validation": one["validation"]}
+            | ({"diverged": one["diverged"]} if value is None else {})
+            for options, value, one in zip(wanted, accuracies, facts, strict=True)
         ],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file.with_name(f".{file.name}.lock")):
         storage.write_bytes(file, f"{json.dumps(content, indent=1)}\n".encode(), sync=True)
     return chosen
-
-
-def _tested(facts: Mapping[str, Any]) -> float:
-    """Return the validation accuracy at the round that would be tested."""
-    return validation_curve(facts)[facts["round"]]
-
-
-def _draw(space: Mapping[str, Any], key: Key) -> Any:
-    """Draw a value from `{log: [a, b]}`, `{linear: [a, b]}` or `{choice: [...]}`.
-
-    Numbers are rounded to three significant digits.
-    """
-    kind, values = next(iter(space.items()))
-    u = float(key.numpy().random())
-    if kind == "choice":
-        return values[int(u * len(values))]
-    low, high = values
-    if kind == "log":
-        return float(f"{math.exp(math.log(low) + u * (math.log(high) - math.log(low))):.3g}")
-    return float(f"{low + u * (high - low):.3g}")

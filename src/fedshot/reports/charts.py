@@ -24,7 +24,8 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 _MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 _LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0}
 _WRITTEN = 12  # maximum number of columns of a heat map with values in its cells
-_POINTS = 300  # maximum number of clients drawn as points; else only outliers are
+_WIDE = 20  # ratio of the largest to the smallest value from which an axis is logarithmic
+_POINTS = 300  # maximum number of clients drawn as points; of more, only outliers
 
 AXES = {"rounds": "communication round", "megabytes": "MB sent and received, all clients together",
         "seconds": "seconds of training"}  # fmt: skip
@@ -98,6 +99,24 @@ def training_metric(lines: Mapping[str, Line], metric: str, colours: Mapping[str
         legend=_LEGEND, showlegend=True, hovermode="x unified" if len(lines) < 16 else "closest",
     )  # fmt: skip
     return _done(figure, 360 + 11 * len(lines), 340 + 13 * len(lines))
+
+
+def points(name: str, found: Sequence[tuple[Any, float, float]]) -> Figure:
+    """Return a figure of accuracies against an option: (value, accuracy, half-width) of each."""
+    values = [value for value, _, _ in found]
+    numbers = all(type(value) in (int, float) for value in values)
+    wide = numbers and max(values, default=0) >= _WIDE * min(values, default=1) > 0
+    figure = go.Figure()
+    figure.add_scatter(
+        x=values if numbers else [_text(value) for value in values],
+        y=[100 * accuracy for _, accuracy, _ in found], mode="markers",
+        error_y={"array": [100 * half for _, _, half in found], "thickness": 1.2, "width": 3},
+        marker={"color": PALETTE[0], "size": 8}, hovertemplate="%{x}: %{y:.2f} %",
+    )  # fmt: skip
+    kind = "log" if wide else "linear" if numbers else "category"
+    figure.update_xaxes(type=kind, title=_text(name))
+    figure.update_yaxes(ticksuffix=" %", title="accuracy on validation episodes")
+    return _done(figure, 380, 340)
 
 
 def spread(

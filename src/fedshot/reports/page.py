@@ -55,7 +55,6 @@ def write_page(
         curves = [series for series in made if series]
     labels = dict.fromkeys([*groups, *(series.label for series in curves)])
     colours = {label: i for i, label in enumerate(labels)}
-    script, (packed, plotly_hash) = template_source("page.js"), _plotly()
     page = render(
         "report.html",
         title=title,
@@ -76,13 +75,17 @@ def write_page(
         episodes=ledgers.episodes(rows),
         settings=ledgers.settings(groups) if groups else None,
         machines=ledgers.machines(runs),
-        page_script=script,
-        page_hash=_hash(script),
-        plotly=packed,
-        plotly_hash=plotly_hash,
+        **scripts(),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     storage.deliver(path, page)
+
+
+def scripts() -> dict[str, Markup]:
+    """Return the values of the template `figures.html`: the scripts and their hashes."""
+    script, (packed, plotly_hash) = template_source("page.js"), _plotly()
+    return {"page_script": script, "page_hash": _hash(script), "plotly": packed,
+            "plotly_hash": plotly_hash}  # fmt: skip
 
 
 @cache

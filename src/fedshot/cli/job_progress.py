@@ -1,0 +1,46 @@
+"""Shows the progress of trainings in worker processes: of recipes, and of sweeps."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from fedshot.core.console import tell
+from fedshot.recipes.jobs import Event, Job
+
+
+def show_jobs(
+    events: Iterable[Event],
+    options: argparse.Namespace,
+    table: Callable[[], Table],
+    named: Callable[[Job], str],
+) -> None:
+    """Run the jobs that yield `events`, and show them: a table on a terminal, lines in a pipe."""
+    console = Console(stderr=True)
+    silent = options.quiet or options.json
+    if silent or not console.is_terminal:
+        for event in events:
+            for line in () if silent else _lines(named(event.job), event):
+                tell(line)
+        return
+    with Live(console=console, refresh_per_second=2, transient=True) as live:
+        for _ in events:
+            live.update(table())
+
+
+def _lines(what: str, event: Event) -> Iterator[str]:
+    facts = event.facts
+    if event.kind == "round":
+        seen = facts["validation"]
+        if seen is not None:
+            yield f"{what}: round {facts['round']}/{facts['rounds']}, validation {100 * seen:.2f} %"
+    elif event.kind == "done" and "test" in facts:
+        test = facts["test"]
+        yield f"{what}: {100 * test['accuracy']:.2f} ± {100 * test['interval']:.2f} %"
+    elif event.kind in ("refused", "failed"):
+        yield f"{what}: {event.kind}: {facts['reason']}"
+        yield from (f"    {line}" for line in facts.get("log", []))

@@ -1,0 +1,363 @@
+"""A sweep: one configuration, trained with several values of some options and several seeds.
+
+A point of a sweep is one value for each of these options. Points are ranked by validation accuracy,
+the mean over seeds. The test is evaluated for the point with the highest one alone, once every
+point has finished. `sweep.json` in the folder of the sweep holds the finished points; their runs
+are below `runs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
+
+from fedshot.config import settings as trees
+from fedshot.config.load import Config, override
+from fedshot.config.registry import KINDS, difference, is_text, written_out
+from fedshot.config.settings import Settings
+from fedshot.core import records, storage
+from fedshot.core.errors import ConfigError
+from fedshot.core.locks import only_one
+from fedshot.core.records import Whole
+from fedshot.methods import user_methods
+from fedshot.recipes.jobs import Event, Job, Jobs
+from fedshot.recipes.optuna_search import require_optuna, search
+from fedshot.recipes.plan import facts_of
+from fedshot.recipes.results import Validated
+from fedshot.recipes.trials import Facts, Space, accuracy, check_honest, draws, is_space, train
+from fedshot.reports import ComparisonRow, Run
+from fedshot.runs.prepare import PreparedRun
+from fedshot.runs.run_folder import RESULT
+
+_FILE = "sweep.json"
+_FIX = "Move the folder away, or name another by --out"
+_DRAWN = {"log": "log", "uniform": "linear", "int": "int"}  # prefix of --set -> kind of space
+_FIXED = ("name", "seed", "data", "split", "partition", "test", "run.choose")
+
+
+class _SeedTrial(TypedDict):
+    validation: list[Validated]
+    round: Whole
+    diverged: NotRequired[str]
+
+
+class _Point(TypedDict):
+    options: dict[str, Any]
+    trials: list[_SeedTrial]
+    method_file: NotRequired[str]
+
+
+class _Sweep(TypedDict):
+    settings: dict[str, Any]
+    data: str
+    points: list[_Point]
+
+
+def _check_space(path: str, space: Space, drawn: int) -> None:
+    """Raise ConfigError for an invalid space, or for an option that all points must share."""
+    if any(f"{path}.".startswith(f"{fixed}.") for fixed in _FIXED):
+        raise ConfigError(
+            f"a sweep cannot be over {path}: its points are compared on the same data, clients, "
+            "seeds and validation episodes. Set it for all points, and make a sweep for each value."
+        )
+    if len(space) != 1 or not is_space(*next(iter(space.items()))):
+        raise ConfigError(
+            f"--set {path} has the search space {dict(space)!r:.80}; expected values such as "
+            "1,2,4, or LOW,HIGH after log:, uniform: or int:."
+        )
+    if not drawn and "choice" not in space:
+        raise ConfigError(
+            f"--set {path} names a range, from which a grid cannot take all values. List the "
+            "values, or add --random N."
+        )
+
+
+def space_of(word: str) -> tuple[str, Space]:
+    """Read `KEY=1,2,4`, `KEY=log:1e-4,1e-2`, `KEY=uniform:0,1` or `KEY=int:1,8`.
+
+    Returns the dotted key path and the search space. Raises ConfigError for a text without `=`.
+    """
+    path, equals, text = word.partition("=")
+    if not (path and equals and text):
+        raise ConfigError(
+            f"--set is {word!r}; expected KEY=VALUES, such as method.optimizer.lr=1e-3,3e-3."
+        )
+    prefix, _, rest = text.partition(":")
+    kind = _DRAWN.get(prefix)
+    listed = f"[{rest if kind else text}]"
+    path = f"{path}.name" if path in KINDS else path
+    values = trees.parse(listed, is_text, origin=f"the values of --set {path}", path=path)
+    return path, {kind or "choice": values}
+
+
+@dataclass
+class Point:
+    """A point of a sweep and its progress.
+
+    Args:
+        options: values of the swept options, by dotted key path.
+        trials: what the worker reports of its training with each seed; empty until all finish.
+        running: seed -> (round, rounds) of the trainings in progress.
+        failed: why a training failed; "" if none did.
+    """
+
+    options: dict[str, Any]
+    trials: list[Facts] = field(default_factory=list)
+    running: dict[int, tuple[int, int]] = field(default_factory=dict)
+    failed: str = ""
+
+    @property
+    def key(self) -> str:
+        """The point's name in file names, a hash of its options."""
+        return hashlib.sha256(self.order.encode()).hexdigest()[:8]
+
+    @property
+    def order(self) -> str:
+        """The options as text, which orders points with equal accuracy."""
+        return json.dumps(self.options, sort_keys=True)
+
+    @property
+    def label(self) -> str:
+        """The options in short, such as "lr 0.001, local_steps 5"."""
+        return ", ".join(f"{path.removesuffix('.name').rpartition('.')[2]} {value}"
+                         for path, value in self.options.items())  # fmt: skip
+
+    @property
+    def diverged(self) -> str:
+        """Why one of its trainings diverged; "" if none did."""
+        return next((str(one["diverged"]) for one in self.trials if one.get("diverged")), "")
+
+    @property
+    def accuracies(self) -> list[float]:
+        """The validation accuracy of each seed; empty until all finish, or if one diverged."""
+        found = [accuracy(one) for one in self.trials]
+        return [one for one in found if one is not None] if None not in found else []
+
+
+@dataclass
+class Sweep:
+    """The points of a sweep: those in its folder, and those of the spaces.
+
+    Args:
+        folder: folder of the sweep.
+        base: the base configuration, for all options that a point does not set.
+        spaces: the search space of each swept option, by dotted key path.
+        seeds: trainings of each point, with seeds 0, 1, ...; at least as many as the finished
+            points have.
+        random: number of random points; 0 for all combinations of the values, or `optuna`.
+        optuna: number of points that Optuna proposes; 0 for none.
+        jobs: processes at once; None for as many as cores and memory allow.
+        data_dir: folder of downloaded datasets.
+
+    Raises:
+        ConfigError: a number or space is invalid, or the folder holds a sweep of another base
+            configuration.
+        CheckpointError: the file of the sweep is damaged.
+    """
+
+    folder: Path
+    base: Settings
+    spaces: Mapping[str, Space]
+    seeds: int = 3
+    random: int = 0
+    optuna: int = 0
+    jobs: int | None = None
+    data_dir: str | None = None
+    points: dict[str, Point] = field(init=False, default_factory=dict)
+    _data: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        for name, least in (("seeds", 1), ("random", 0), ("optuna", 0), ("jobs", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"--{name} is {value}; expected {least} or more.")
+        if self.random and self.optuna:
+            raise ConfigError("--random and --optuna exclude each other. Leave one of them out.")
+        if not self.spaces:
+            raise ConfigError(
+                "a sweep needs an option with several values. Add --set KEY=VALUES, such as "
+                "--set method.optimizer.lr=1e-3,3e-3."
+            )
+        for path, space in self.spaces.items():
+            _check_space(path, space, self.random or self.optuna)
+        base = written_out(self.base)
+        self.base = {key: value for key, value in base.items() if key not in ("name", "seed")}
+        if trees.at(self.base, "run.threads") is None:
+            trees.put(self.base, "run.threads", 1)  # several points train at once
+        self._read()
+        if self.random:
+            self.add(draws(self.spaces, self.random))
+        elif not self.optuna:
+            values = (space["choice"] for space in self.spaces.values())
+            self.add(dict(zip(self.spaces, one, strict=True)) for one in product(*values))
+
+    def add(self, points: Iterable[dict[str, Any]]) -> list[Point]:
+        """Add points, given by their options, and return them; known points are not repeated."""
+        made = [Point(options) for options in points]
+        return [self.points.setdefault(point.key, point) for point in made]
+
+    def check(self) -> None:
+        """Check every point's configuration, and the data with those of the first.
+
+        Raises:
+            ConfigError: a point is invalid, validation is no fair estimate, there are no validation
+                classes, the finished points were trained on other data, or Optuna is missing.
+            DataError: the data is missing or too small.
+        """
+        if self.optuna:
+            require_optuna()
+        points = list(self.points.values()) or [Point(one) for one in draws(self.spaces, 1)]
+        config, *_ = [Config.of(self.settings(point)) for point in points]
+        fix = "Set run.choose to 'validation' and test.first_client_only to false."
+        check_honest("this sweep", config.settings, fix)
+        facts = facts_of(PreparedRun(config, self.data_dir))
+        if not facts["validated"]:
+            raise ConfigError(
+                "there are no validation classes to rank the points of the sweep by, and the test "
+                "must not rank them. Name some in split.validation, or, where clients are tested "
+                "on their own classes, set partition.validation."
+            )
+        here = facts["data"]["digest"]
+        if self._data not in ("", here):
+            raise ConfigError(
+                f"the points in {self.folder} were trained on other data "
+                f"({self._data[:12]}) than is here ({here[:12]}). Restore the data, or name "
+                "another folder by --out."
+            )
+        self._data = here
+
+    def run(self) -> Iterator[Event]:
+        """Train the points, test the chosen one, and yield the events of the workers.
+
+        Raises BusyError if another process is training the sweep.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with only_one(self.folder / ".lock"):
+            self._read()
+            yield from self.train(list(self.points.values()))
+            if self.optuna:
+                yield from search(self)
+            yield from self._test()
+
+    def train(self, points: Iterable[Point]) -> Iterator[Event]:
+        """Train the points that lack seeds, and yield the events of the workers."""
+        groups = {
+            point.key: [self._job(point, seed, "tune") for seed in range(self.seeds)]
+            for point in points
+            if len(point.trials) < self.seeds
+        }
+        for event in train(groups, self.jobs, self._done, self._failed):
+            yield self._noted(event)
+
+    def settings(self, point: Point, seed: int = 0) -> Settings:
+        """Return the configuration of one training of a point."""
+        words = [f"--{path}={json.dumps(value)}" for path, value in point.options.items()]
+        settings, _ = override(self.base, words)
+        return {**settings, "name": f"point-{point.key}", "seed": seed}
+
+    def run_folder(self, point: Point, seed: int) -> Path:
+        """Return the folder of a run."""
+        return self.folder / "runs" / f"{point.key}.s{seed}"
+
+    @property
+    def ranking(self) -> list[Point]:
+        """The finished points without a diverged training, by validation accuracy."""
+        held = [one for one in self.points.values() if len(one.accuracies) == self.seeds]
+        return sorted(held, key=lambda one: (-fmean(one.accuracies), one.order))
+
+    @property
+    def chosen(self) -> Point | None:
+        """The first point of the ranking; None until every point has finished."""
+        waiting = any(len(one.trials) < self.seeds for one in self.points.values())
+        return None if waiting or not self.ranking else self.ranking[0]
+
+    def is_tested(self, point: Point) -> bool:
+        """Whether the test of each seed of a point has been evaluated."""
+        folders = (self.run_folder(point, seed) for seed in range(self.seeds))
+        return all((folder / RESULT).exists() for folder in folders)
+
+    def test(self) -> ComparisonRow | None:
+        """Return the test of the chosen point, averaged over seeds by episode; None before it."""
+        point = self.chosen
+        if point is None or not self.is_tested(point):
+            return None
+        runs = [Run.read(self.run_folder(point, seed)) for seed in range(self.seeds)]
+        return ComparisonRow.of_runs(point.label, runs)
+
+    def _test(self) -> Iterator[Event]:
+        point = self.chosen
+        if point is None or self.is_tested(point):
+            return
+        jobs = [self._job(point, seed, "train") for seed in range(self.seeds)]
+        for event in Jobs(jobs, self.jobs):
+            if event.kind in ("refused", "failed"):
+                point.failed = f"test: {event.facts['reason']}"
+            yield self._noted(event)
+
+    def _job(self, point: Point, seed: int, do: str) -> Job:
+        folder = self.run_folder(point, seed)
+        key = f"{do} {point.key} {seed}"
+        return Job(key, do, self.settings(point, seed), folder, self.data_dir)
+
+    def _noted(self, event: Event) -> Event:
+        """Keep the progress that an event reports, and return the event."""
+        _, key, seed = event.job.key.split(" ")
+        point = self.points[key]
+        if event.kind in ("begun", "round"):
+            point.running[int(seed)] = (event.facts["round"], event.facts["rounds"])
+        else:
+            point.running.pop(int(seed), None)
+        return event
+
+    def _done(self, key: str, facts: list[Facts]) -> None:
+        self.points[key].trials = facts
+        self._write()
+
+    def _failed(self, key: str, seed: int, reason: str) -> None:
+        self.points[key].failed = f"seed {seed}: {reason}"
+
+    def _write(self) -> None:
+        content = {
+            "settings": self.base,
+            "data": self._data,
+            "points": [
+                {"options": one.options, "trials": one.trials} | self._method_file(one)
+                for one in sorted(self.points.values(), key=lambda one: one.order)
+                if one.trials
+            ],
+        }
+        text = f"{json.dumps(content, indent=1)}\n"
+        storage.write_bytes(self.folder / _FILE, text.encode(), sync=True)
+
+    def _read(self) -> None:
+        """Take over the finished points of the folder."""
+        path = self.folder / _FILE
+        if not path.exists():
+            return
+        tree = records.read(path, _Sweep, _FIX)
+        if changed := difference(tree["settings"], self.base):
+            raise ConfigError(
+                f"{self.folder} holds a sweep of another base configuration: {changed}. "
+                "Go on with the same one, or name another folder by --out."
+            )
+        self._data = tree["data"]
+        for held in tree["points"]:
+            (point,) = self.add([held["options"]])
+            point.trials = held["trials"]
+            self.seeds = max(self.seeds, len(point.trials))
+            if held.get("method_file") != self._method_file(point).get("method_file"):
+                raise ConfigError(
+                    f"the file of the method of {point.label} has changed since {path} was "
+                    f"written: a changed file is another method. {_FIX}."
+                )
+
+    def _method_file(self, point: Point) -> dict[str, str]:
+        return user_methods.noted(str(trees.at(self.settings(point), "method.name")))

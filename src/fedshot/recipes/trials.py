@@ -1,0 +1,125 @@
+"""Trials of hyper-parameters, for `--tune` of recipes and for sweeps.
+
+A search space of an option is `{choice: [...]}`, `{log: [a, b]}`, `{linear: [a, b]}` or
+`{int: [a, b]}`, whose ends are included. Trials are judged by validation accuracy alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from fedshot.config.schema import not_honest
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.recipes.jobs import Event, Job, Jobs
+from fedshot.recipes.results import validation_curve
+
+Space: TypeAlias = Mapping[str, Sequence[Any]]
+Facts: TypeAlias = Mapping[str, Any]
+
+
+def is_space(kind: Any, values: Any) -> bool:
+    """Whether `{kind: values}` is a search space."""
+    if not isinstance(values, list) or not values:
+        return False
+    if kind == "choice":
+        return True
+    if len(values) != 2 or not all(isinstance(x, int | float) and abs(x) < 1e30 for x in values):
+        return False
+    if kind == "int" and not all(type(x) is int for x in values):
+        return False
+    least = {"log": 0, "linear": -math.inf, "int": -math.inf}.get(kind, math.inf)
+    return bool(least < values[0] <= values[1])
+
+
+def draws(spaces: Mapping[str, Space], n: int) -> list[dict[str, Any]]:
+    """Return n random draws of the options, by dotted key path.
+
+    The i-th value of an option depends only on i, on its key path and on its space. More draws
+    therefore begin with the same ones.
+    """
+    key = Key(0).at("tune")
+    return [
+        {place: _draw(space, key.at(i, place)) for place, space in spaces.items()}
+        for i in range(1, n + 1)
+    ]
+
+
+def _draw(space: Space, key: Key) -> Any:
+    kind, values = next(iter(space.items()))
+    u = float(key.numpy().random())
+    if kind == "choice":
+        return values[int(u * len(values))]
+    low, high = values
+    if kind == "int":
+        return low + int(u * (high - low + 1))
+    if kind == "log":
+        return rounded(math.exp(math.log(low) + u * (math.log(high) - math.log(low))))
+    return rounded(low + u * (high - low))
+
+
+def rounded(value: float) -> float:
+    """Return a drawn number with three significant digits."""
+    return float(f"{value:.3g}")
+
+
+def accuracy(facts: Facts) -> float | None:
+    """Return a trial's validation accuracy at the round that would be tested; None if it diverged.
+
+    Args:
+        facts: what the worker reports of the finished trial.
+    """
+    return None if facts.get("diverged") else validation_curve(facts)[facts["round"]]
+
+
+def best(accuracies: Sequence[float | None]) -> int | None:
+    """Return the index of the highest accuracy, the first if tied; None if all diverged."""
+    held = [(value, -i) for i, value in enumerate(accuracies) if value is not None]
+    return -max(held)[1] if held else None
+
+
+def check_honest(what: str, settings: Mapping[str, Any], fix: str) -> None:
+    """Raise ConfigError if settings let validation use the test classes, or only one client.
+
+    Args:
+        what: the trial, for the message.
+        settings: its settings.
+        fix: what to do, a sentence.
+    """
+    if reasons := not_honest(settings):
+        raise ConfigError(
+            f"trials are judged on validation classes, but for {what}: {'; '.join(reasons)}. {fix}"
+        )
+
+
+def train(
+    groups: Mapping[str, Sequence[Job]],
+    most: int | None,
+    done: Callable[[str, list[Facts]], None],
+    failed: Callable[[str, int, str], None],
+) -> Iterator[Event]:
+    """Train the jobs of several groups and yield the events of the workers.
+
+    Args:
+        groups: jobs by group. Jobs of a group with the same key are trained once.
+        most: processes at once; None for as many as cores and memory allow.
+        done: called with a group and the facts of each of its jobs, when all have finished.
+        failed: called with a group, the index of a job that failed, and the reason.
+    """
+    places: dict[str, tuple[str, list[int]]] = {}
+    for group, jobs in groups.items():
+        for i, job in enumerate(jobs):
+            places.setdefault(job.key, (group, []))[1].append(i)
+    queue = {job.key: job for jobs in groups.values() for job in jobs}
+    found: dict[str, dict[int, Facts]] = {group: {} for group in groups}
+    for event in Jobs(list(queue.values()), most):
+        group, numbers = places[event.job.key]
+        if event.kind == "done":
+            found[group] |= dict.fromkeys(numbers, event.facts)
+            if len(found[group]) == len(groups[group]):
+                done(group, [found[group][i] for i in range(len(groups[group]))])
+        elif event.kind in ("refused", "failed"):
+            failed(group, numbers[0], event.facts["reason"])
+        yield event
