@@ -7,7 +7,6 @@ rounds have the same values and are not sent again.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from fedshot.config import settings as trees
 from fedshot.config.schema import not_honest
 from fedshot.config.settings import Settings, flat
 from fedshot.core.errors import ConfigError
+from fedshot.core.extras import require
 from fedshot.evaluation.episodic_test import Score
 from fedshot.runs.recorder import Record, Recorder
 from fedshot.runs.trackers.mlflow import MLflow
@@ -51,11 +51,7 @@ _SINKS: Mapping[str, Callable[[Path, str, Mapping[str, Any]], Sink]] = {
 
 def check(kind: str) -> None:
     """Raise ConfigError if the package of a tracker is missing."""
-    if importlib.util.find_spec(kind) is None:
-        raise ConfigError(
-            f"tracker is {kind!r}, but the package {kind} is not installed. Install the extra "
-            "`tracking` (pip install 'fedshot[tracking]'), or omit --tracker."
-        )
+    require("tracking", f"the tracker {kind!r}", kind)
 
 
 class Tracker:
