@@ -87,7 +87,7 @@ $(STAMP): pyproject.toml constraints.txt
 $(FLOORS)/.installed: $(STAMP)
 	$(BIN)/python -m venv $(FLOORS)
 	echo '*' > $(FLOORS)/.gitignore
-	sed -n '/^dependencies/,/^]/s/^  "\(.*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml | grep -v '^torch==' > $(FLOORS)/floors.txt
+	$(BIN)/python tests/floors.py > $(FLOORS)/floors.txt
 	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check -r $(FLOORS)/floors.txt
 	$(call SITE,$(BIN)) > "$$($(call SITE,$(FLOORS)/bin))/main.pth"
 	touch $(FLOORS)/.installed
