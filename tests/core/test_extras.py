@@ -30,20 +30,33 @@ def names(requirements: list[str]) -> set[str]:
     return {IMPORTED_AS.get(name, name) for name in found}
 
 
-def without(packages: list[str], *commands: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run commands in a Python that lacks some packages, until one fails."""
-    code = f"""
+WITHOUT = """
 import sys
 from importlib.abc import MetaPathFinder
+
+optional, commands = eval(sys.argv[1])
+
 class Missing(MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in {packages!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        if name.partition(".")[0] in optional:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
 sys.meta_path.insert(0, Missing())
 from fedshot.cli.main import main
-sys.exit(next((code for words in {list(commands)!r} if (code := main(words))), 0))
+for words in commands:
+    assert main(words) == 0, words
+
+import fedshot as fs
+run = fs.open_run("a")
+print(run, run.result, fs.compare("a", "b"), fs.methods(), fs.datasets())
+for extra, needs in {"pandas": lambda: run.history, "reports": run.plot}.items():
+    try:
+        needs()
+    except fs.ConfigError as error:
+        assert f"pip install 'fedshot[{extra}]'" in str(error), error
+    else:
+        raise AssertionError(extra)
 """
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
 def test_an_extra_installs_the_packages_that_are_asked_for() -> None:
@@ -89,13 +102,16 @@ def test_what_needs_an_extra_names_it(
 @pytest.mark.slow
 def test_without_any_extra_a_run_is_trained_evaluated_compared_and_shown(tmp_path: Path) -> None:
     optional = set().union(*(names(lines) for lines in EXTRAS.values()))
-    optional -= names(PROJECT["dependencies"]) | {"jinja2", "markupsafe"}  # torch needs these two
-    out, first = str(tmp_path), str(tmp_path / "a")
-    runs = [[*RUN, "--out", out, "--name", name, "--seed", str(i)] for i, name in enumerate("ab")]
-    done = without(
-        sorted(optional), *runs, ["evaluate", first, "--quiet"],
-        ["compare", first, str(tmp_path / "b")], ["status", out], ["methods", "fl_proto"],
-        ["export", "--run", first, "--to", "safetensors"], ["data", "list"],
+    needed = {"fedshot", "jinja2", "markupsafe"}  # torch needs the latter two
+    commands = [
+        *([*RUN, "--out", ".", "--name", name, "--seed", str(i)] for i, name in enumerate("ab")),
+        ["evaluate", "a", "--quiet"], ["compare", "a", "b"], ["status", "."], ["data", "list"],
+        ["methods", "fl_proto"], ["export", "--run", "a", "--to", "safetensors"],
+    ]  # fmt: skip
+    given = repr((optional - names(PROJECT["dependencies"]) - needed, commands))
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, given],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("±") > 3

@@ -138,7 +138,7 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
     assert part.method == whole.method
     assert part.config.settings == whole.config.settings
     assert part.notes == notes_of(whole.dataset, whole.client_split.train)
-    assert Experiment(part, tmp_path / "run")._tested == Experiment(whole, tmp_path)._tested
+    assert Experiment(part, tmp_path / "run")._protocol() == Experiment(whole, tmp_path)._protocol()
     for mine, theirs in ((part.test, whole.test), (part.validation, whole.validation)):
         assert mine is not None
         assert theirs is not None

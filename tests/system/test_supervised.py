@@ -222,7 +222,7 @@ def test_a_refused_process_leaves_the_tracker_alone(
         raise AssertionError("the tracker was opened")
 
     finished(tmp_path / "runs" / "small")
-    monkeypatch.setattr("fedshot.cli.train._tracker", opened)
+    monkeypatch.setattr("fedshot.cli.train.tracker_of", opened)
     with only_one(tmp_path / "runs" / "small" / ".lock"):
         assert main(words(tmp_path, {"run": {"rounds": 6}})) == 75
 

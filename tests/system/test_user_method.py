@@ -281,7 +281,7 @@ class Namesake(FLProto):
         (
             Namesake,
             r"the name 'fl_proto': FLProto \(.*base/fl_proto\.py, line \d+\) and Namesake \(.*"
-            r"test_own_method\.py, line \d+\)",
+            r"test_user_method\.py, line \d+\)",
         ),
         (type("Nameless", (Method,), {}), "Nameless.name is ''"),
         (type("Stray", (), {}), "Stray does not inherit from fedshot.protocol.Method"),

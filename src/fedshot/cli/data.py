@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, fields
-from pathlib import Path
 
 from fedshot import reports
+from fedshot.api.listing import availability, data_folder, datasets
 from fedshot.cli.train import chosen_config
 from fedshot.core.console import say, tell
 from fedshot.core.errors import DataError
 from fedshot.core.text import count
-from fedshot.data.files.places import default_data_dir
 from fedshot.data.sources import fetch, verification
-from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.publishers import PUBLISHERS
 from fedshot.data.sources.registry import SOURCES
-from fedshot.data.sources.source import Source
 from fedshot.runs.prepare import FederatedDataset
 
 PROBLEM = 2
@@ -28,9 +23,9 @@ _VECTORS = "Word vectors for the texts of other sources."
 
 def list_sources(options: argparse.Namespace) -> int:
     """Print each data source: its name, whether its files are here, and a description."""
-    folder = _folder(options)
-    rows = [(name, _there(name, cls, folder), _first_line(cls)) for name, cls in SOURCES.items()]
-    rows += [(name, _published(name, folder), _VECTORS) for name in PUBLISHERS.keys() - SOURCES]
+    folder = data_folder(options.data_dir)
+    rows = [(row["name"], row["available"], row["summary"]) for row in datasets(options.data_dir)]
+    rows += [(name, availability(name, folder), _VECTORS) for name in PUBLISHERS.keys() - SOURCES]
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
     for name, there, text in sorted(rows):
         say(f"{name:<{widths[0]}}  {there:<{widths[1]}}  {text}")
@@ -41,9 +36,9 @@ def list_sources(options: argparse.Namespace) -> int:
 def get(options: argparse.Namespace) -> int:
     """Fetch a dataset from its publisher."""
     if options.name in SOURCES and options.name not in PUBLISHERS:
-        raise DataError(f"{options.name} needs no download: {_first_line(SOURCES[options.name])}")
+        raise DataError(f"{options.name} needs no download: {datasets()[options.name]['summary']}")
     with _progress() as progress:
-        files = fetch.get(options.name, _folder(options), progress)
+        files = fetch.get(options.name, data_folder(options.data_dir), progress)
     for file in files:
         what = "already there" if file.already else "fetched"
         sure = "checksum as published" if file.verified else "not verified: no checksum is known"
@@ -53,7 +48,7 @@ def get(options: argparse.Namespace) -> int:
 
 def check(options: argparse.Namespace) -> int:
     """Compare a dataset with its publisher's checksums and counts; return 2 if they differ."""
-    findings = verification.check(options.name, _folder(options))
+    findings = verification.check(options.name, data_folder(options.data_dir))
     for finding in findings:
         say(str(finding))
     problems = sum(finding.level == "problem" for finding in findings)
@@ -74,31 +69,6 @@ def show(options: argparse.Namespace) -> int:
     for path, shows in written.items():
         say(f"  {path.name}: {shows}")
     return 0
-
-
-def _folder(options: argparse.Namespace) -> Path:
-    text = options.data_dir or os.environ.get("FEDSHOT_DATA")
-    return Path(text).expanduser() if text else default_data_dir()
-
-
-def _there(name: str, source: type[Source], folder: Path) -> str:
-    if name in PUBLISHERS:
-        return _published(name, folder)
-    if source is InMemory:
-        return "of a program"
-    needs_path = any(field.default is MISSING for field in fields(source))  # type: ignore[arg-type]
-    return "your files" if needs_path else "comes along"
-
-
-def _published(name: str, folder: Path) -> str:
-    place = folder / PUBLISHERS[name].folder
-    if place.is_dir() and any(place.iterdir()):
-        return "here"
-    return "not here: data get" if PUBLISHERS[name].files else "not here: by hand"
-
-
-def _first_line(source: type[Source]) -> str:
-    return (source.__doc__ or "").splitlines()[0]
 
 
 @contextmanager

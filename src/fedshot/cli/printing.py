@@ -1,84 +1,18 @@
-"""Prints a run on the terminal: each round as it ends, and the result."""
+"""Prints the result of a run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fedshot.cli.fault_report import FaultReport
-from fedshot.core.console import harmless, say, tell
-from fedshot.core.text import count
+from fedshot.core.console import say
 
 if TYPE_CHECKING:
     import argparse
 
     from fedshot.evaluation.episodic_test import Score
     from fedshot.runs.experiment import Experiment
-    from fedshot.runs.recorder import Record
-
-
-def shown(experiment: Experiment, options: argparse.Namespace) -> Iterator[Record]:
-    """Train, yield each round's record, and show progress: a bar on a terminal, lines in a pipe."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as TimeLeft
-
-    from fedshot.runs.test_protocol import chose_by_test
-
-    console = Console(stderr=True)
-    rounds = experiment.config.run.rounds
-    by_test = chose_by_test(experiment.config.settings)
-    label = "test (NOT HONEST: it chooses the round)" if by_test else "validation"
-    if options.quiet:
-        yield from experiment.run()
-        return
-    fault_report = FaultReport(experiment.folder)
-    if options.json or not console.is_terminal:
-        for record in experiment.run():
-            if not options.json:
-                tell(_line(record, rounds, label))
-            _tell_all(fault_report.heard(record))
-            yield record
-        _tell_all([fault_report.closing()])
-        return
-    columns = (
-        TextColumn("round"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.fields[text]}", markup=False),  # a fault's text may hold brackets
-        TimeLeft(),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=rounds, completed=experiment.round, text="")
-        for record in experiment.run():
-            progress.update(task, completed=record.round, text=_facts(record, label))
-            for text in fault_report.heard(record):
-                console.print(harmless(text), markup=False, highlight=False)  # above the bar
-            yield record
-    _tell_all([fault_report.closing()])
-
-
-def _tell_all(texts: Iterable[str | None]) -> None:
-    for text in texts:
-        if text:
-            tell(text)
-
-
-def _line(record: Record, rounds: int, label: str) -> str:
-    return f"round {record.round}/{rounds}  {_facts(record, label)}  {record.seconds:.2f} s"
-
-
-def _facts(record: Record, label: str) -> str:
-    if record.skipped:
-        return f"skipped: {record.skipped}"
-    facts = [f"{name} {value:.4f}" for name, value in sorted(record.metrics.items())]
-    if record.validation:
-        facts.append(f"{label} {record.validation}")
-    facts.append(f"{record.bytes_down / 1e6:.2f} MB down, {record.bytes_up / 1e6:.2f} MB up")
-    if record.faults:
-        facts.append(f"{count(len(record.faults), 'reply', 'replies')} did not count")
-    return "  ".join(facts)
 
 
 def say_score(

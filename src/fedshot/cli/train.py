@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedshot.cli.printing import say_score, shown
+from fedshot.api.progress import shown
+from fedshot.api.training import check_here_trained, completed, resumed, tracker_of
+from fedshot.cli.printing import say_score
 from fedshot.config import load
 from fedshot.config.load import Config
 from fedshot.config.registry import KINDS, SECTIONS
@@ -22,7 +25,8 @@ from fedshot.protocol.method import TEST_ROUNDS
 from fedshot.runs import run_folder
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
-from fedshot.runs.trackers.tracking import Tracker, check
+from fedshot.runs.recorder import Record
+from fedshot.runs.trackers.tracking import check
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,11 +37,7 @@ def run(options: argparse.Namespace) -> int:
     folder = options.out / chosen.name
     if run_folder.begun(folder):
         chosen = config_to_resume(options, folder, chosen)
-        if (folder / run_folder.NODES).exists():
-            raise ConfigError(
-                f"the clients of {folder} live on nodes. Go on with `fedshot resume {folder}`, or "
-                "choose another --name."
-            )
+    check_here_trained(folder)
     options.run_folder = folder
     experiment = Experiment(PreparedRun(chosen, options.data_dir), folder)
     if options.resume and not options.quiet:
@@ -47,22 +47,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def config_to_resume(options: argparse.Namespace, folder: Path, chosen: Config) -> Config:
-    """Return the configuration with which to resume the run in `folder`.
-
-    It is `chosen`, with the run's own number of threads unless `chosen` sets one. Raises
-    ConfigError without --resume. `Experiment` checks that the run began with this configuration.
-    """
-    if not options.resume:
-        raise ConfigError(
-            f"{folder} holds a run already. Go on with `fedshot resume {folder}`, or `--resume`; "
-            "or choose another --name."
-        )
-    checkpoints = run_folder.checkpoints(folder)
-    rounds = checkpoints.rounds()
-    if chosen.run.threads is not None or not rounds:
-        return chosen
-    held = checkpoints.notes(rounds[-1])["config"]["run"]["threads"]
-    return chosen.with_threads(held)  # another number might change results
+    """Return the configuration with which to resume the run in `folder`: see `resumed`."""
+    fix = f"Go on with `fedshot resume {folder}`, or `--resume`; or choose another --name"
+    return resumed(folder, chosen, resume=options.resume, fix=fix)
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -76,24 +63,23 @@ def resume(options: argparse.Namespace) -> int:
 
 def finish(experiment: Experiment, options: argparse.Namespace) -> int:
     """Train the remaining rounds, test, and print the result."""
-    with experiment.alone() as lock:  # checked first: trackers need not hear of it
-        if not lock.held:
-            tell(f"{experiment.folder} has no locks: make sure that no other process trains there")
-    for text in experiment.notices():
-        tell(text)
-    config = experiment.config
-    tracker = Tracker(options.tracker, experiment.folder, config.name, config.settings, tell)
-    try:
-        for record in shown(experiment, options):
-            if options.json:
-                say(json.dumps(record.to_json()))
-            tracker.record(record)
-        score = experiment.result()
-        tracker.result(score, experiment.best_round)
-    finally:
-        tracker.close()
+    score = completed(
+        experiment,
+        _records(experiment, options),
+        lambda: tracker_of(experiment, options.tracker),
+        tell,
+    )
     say_score(score, options, experiment, experiment.baselines)
     return 0
+
+
+def _records(experiment: Experiment, options: argparse.Namespace) -> Iterator[Record]:
+    shows = not options.quiet
+    records = shown(experiment, rounds=not options.json) if shows else experiment.run()
+    for record in records:
+        if options.json:
+            say(json.dumps(record.to_json()))
+        yield record
 
 
 def evaluate(options: argparse.Namespace) -> int:

@@ -160,6 +160,11 @@ def override(
         path = option.removeprefix("--")
         value = trees.parse(text, is_text, origin=f"the value of {option}", path=path)
         trees.put(given, path, long(path, value))
+    return laid_over(settings, given)
+
+
+def laid_over(settings: Mapping[str, Any], given: Settings) -> tuple[Settings, list[str]]:
+    """Merge the settings `given` over those of a file, as `override` does for arguments."""
     below = written_out(settings)
     notices = [text for path in KINDS if (text := _drop_other_kind(below, given, path))]
     return trees.merged(below, given), notices

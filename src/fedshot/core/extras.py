@@ -11,6 +11,7 @@ PACKAGES = {
     "completion": ("shtab",),
     "flower": ("flwr", "cryptography", "httpx"),
     "hf": ("datasets",),
+    "pandas": ("pandas",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "reports": ("matplotlib", "plotly", "jinja2", "markupsafe"),
     "tracking": ("tensorboard", "wandb", "mlflow"),

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 
 asked = threading.Event()
 """Set once a stop is requested: compiled code may turn the KeyboardInterrupt into another error."""
@@ -25,6 +26,30 @@ def check() -> None:
     """Raise KeyboardInterrupt if a stop was requested; for worker threads, which get no signal."""
     if asked.is_set():
         raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C also stop worker threads; afterwards KeyboardInterrupt is raised.
+
+    It has no effect in other threads than the main one, and if SIGINT has a handler of its own.
+    """
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    usual = signal.getsignal(signal.SIGINT)
+    if not on_main_thread or usual is not signal.default_int_handler:
+        yield
+        return
+    asked.clear()
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    except Exception as error:
+        if asked.is_set():
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        asked.clear()
 
 
 def leave(code: int) -> None:

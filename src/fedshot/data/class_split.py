@@ -91,6 +91,17 @@ class ClassSplit:
         return cls(*(tuple(sorted(part.tolist())) for part in parts))
 
 
+def random_shares(dataset: Dataset) -> tuple[int, int, int]:
+    """Return the default numbers of base, validation and novel classes of data without a split.
+
+    A fifth of the classes that have examples, but at least one, are for validation, as many for
+    the test, and the others for training.
+    """
+    classes = len(np.unique(dataset.y))
+    held_out = max(1, classes // 5)
+    return classes - 2 * held_out, held_out, held_out
+
+
 class _Names:
     """Resolves the entries of a split to the class numbers of a dataset."""
 

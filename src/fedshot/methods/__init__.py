@@ -1,4 +1,12 @@
-"""The methods, by the names they have in configurations and tables."""
+"""The methods, by the names they have in configurations and tables.
+
+`fedshot.methods()` lists them: once this package is imported, it takes the place of the function.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
 
 from fedshot.methods.base.fedavg_probe import FedAvgProbe
 from fedshot.methods.base.fedbabu import FedBABU
@@ -29,32 +37,16 @@ from fedshot.methods.personal.pfedme import PFedMe
 from fedshot.methods.registry import METHODS, register
 
 __all__ = [
-    "F2L",
-    "FRL",
-    "METHODS",
-    "Ditto",
-    "FLProto",
-    "FRLFedAvg",
-    "FRLFinetune",
-    "FRLFrozen",
-    "FRLOneShot",
-    "FRLPersonal",
-    "FSLLocal",
-    "FedAvg",
-    "FedAvgProbe",
-    "FedBABU",
-    "FedFSLMI",
-    "FedFSLMIAdv",
-    "FedFSLNaive",
-    "FedFSLProx",
-    "FedFomo",
-    "FedMeta",
-    "FedProto",
-    "FedProx",
-    "FedRep",
-    "HeurFedAMP",
-    "PFedFSL",
-    "PFedMe",
-    "PerFedAvg",
-    "register",
-]
+    "F2L", "FRL", "METHODS", "Ditto", "FLProto", "FRLFedAvg", "FRLFinetune", "FRLFrozen",
+    "FRLOneShot", "FRLPersonal", "FSLLocal", "FedAvg", "FedAvgProbe", "FedBABU", "FedFSLMI",
+    "FedFSLMIAdv", "FedFSLNaive", "FedFSLProx", "FedFomo", "FedMeta", "FedProto", "FedProx",
+    "FedRep", "HeurFedAMP", "PFedFSL", "PFedMe", "PerFedAvg", "register",
+]  # fmt: skip
+
+
+class _CallablePackage(ModuleType):
+    def __call__(self) -> Any:
+        return importlib.import_module("fedshot.api.listing").methods()
+
+
+sys.modules[__name__].__class__ = _CallablePackage

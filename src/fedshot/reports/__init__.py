@@ -11,7 +11,7 @@ from fedshot.reports.run_files import Groups, Run, grouped, ungrouped
 from fedshot.reports.significance import ComparisonRow, Difference, baselines, compare, describe
 from fedshot.reports.status import Status, as_table, runs_below
 from fedshot.reports.summary import summary
-from fedshot.reports.table import as_json, as_text, comparison
+from fedshot.reports.table import COLUMNS, as_json, as_text, cells, comparison, plain_text
 
 if TYPE_CHECKING:
     from fedshot.reports.inspect import facts, pictures
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from fedshot.reports.run_views import data_views
 
 __all__ = [
-    "ComparisonRow", "Difference", "Groups", "Run", "Series", "Status", "as_json", "as_table",
-    "as_text", "baselines", "compare", "comparison", "data_views", "describe", "facts", "grouped",
-    "pictures", "runs_below", "summary", "ungrouped", "write_page",
+    "COLUMNS", "ComparisonRow", "Difference", "Groups", "Run", "Series", "Status", "as_json",
+    "as_table", "as_text", "baselines", "cells", "compare", "comparison", "data_views", "describe",
+    "facts", "grouped", "pictures", "plain_text", "runs_below", "summary", "ungrouped",
+    "write_page",
 ]  # fmt: skip
 
 _WITH_THE_EXTRA = {

@@ -61,7 +61,9 @@ def add_row(table: Table, texts: Iterable[str]) -> None:
 def plain_text(table: Table, width: int) -> str:
     """Return a table as text without colours, `width` characters wide."""
     out = io.StringIO()
-    Console(file=out, width=width, color_system=None, force_terminal=False).print(table)
+    Console(
+        file=out, width=width, color_system=None, force_terminal=False, force_jupyter=False
+    ).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
 
 

@@ -225,7 +225,8 @@ class PreparedRun(FederatedDataset):
                 f"run.fleet is 'vectorised', and {traits.unstackable}, or run.fleet to 'threads'."
             )
         tested = np.concatenate([self.rows.validation, self.rows.novel])
-        if traits.base_classes_only and not set(self.classes_of(tested)) <= {*self.base_classes}:
+        has_novel = not self.own_tests and not set(self.classes_of(tested)) <= {*self.base_classes}
+        if traits.base_classes_only and has_novel:
             labels = " with episode.labels 'global'" if config.episode.labels == "global" else ""
             raise ConfigError(
                 f"method {config.settings['method']['name']!r}{labels} can predict only classes "

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from fedshot.config import settings as trees
 from fedshot.config.schema import not_honest
 from fedshot.config.settings import Settings, flat
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.extras import require
 from fedshot.evaluation.episodic_test import Score
 from fedshot.runs.recorder import Record, Recorder
@@ -50,7 +50,8 @@ _SINKS: Mapping[str, Callable[[Path, str, Mapping[str, Any]], Sink]] = {
 
 
 def check(kind: str) -> None:
-    """Raise ConfigError if the package of a tracker is missing."""
+    """Raise ConfigError if there is no such tracker, or its package is missing."""
+    check_word("tracker", kind, _SINKS)
     require("tracking", f"the tracker {kind!r}", kind)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedshot.cli.fault_report import FaultReport
+from fedshot.api.fault_report import FaultReport
 from fedshot.runs.recorder import Record
 
 FOLDER = Path("runs/x")

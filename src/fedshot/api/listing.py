@@ -1,0 +1,205 @@
+"""Tables of what exists (methods, datasets and options), and their display as text and HTML."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedshot import reports
+from fedshot.config import option_help
+from fedshot.config.options import shown, summary, words
+from fedshot.config.registry import KINDS
+from fedshot.core.errors import ConfigError, nearest
+from fedshot.core.extras import require
+from fedshot.core.text import printable
+from fedshot.data.files.places import default_data_dir
+from fedshot.data.sources.in_memory import InMemory
+from fedshot.data.sources.publishers import PUBLISHERS
+from fedshot.data.sources.registry import SOURCES
+from fedshot.methods.registry import METHODS
+
+if TYPE_CHECKING:
+    import pandas as pd  # an extra
+
+_WIDTH = 100
+# The paper in the paragraph "Source: ..." of a module, without section, equations and explanations.
+_PAPER = re.compile(
+    r"^Source: (.*?)(?=;|:\s+[a-z]|[,:]\s+(?:algorithm|section|appendi|eqs?\b|because)|"
+    r"(?<=[a-z\d]{2})\.\s+[A-Z]|\.?\s*\Z|\n\n)",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class Listing:
+    """A table that prints as text and, in a notebook, as HTML.
+
+    Iterating yields its rows, which are dicts. `listing["fl_proto"]` is the row with this name in
+    the first column, and `listing[0]` the first row.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = [dict(row) for row in rows]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._rows)
+
+    def __getitem__(self, key: int | str) -> dict[str, Any]:
+        if isinstance(key, int):
+            return self._rows[key]
+        if key not in self.names:
+            raise KeyError(f"there is no {key!r}. {nearest(key, self.names)}")
+        return self._rows[self.names.index(key)]
+
+    @property
+    def names(self) -> list[str]:
+        """The values of the first column."""
+        return [str(next(iter(row.values()))) for row in self._rows]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the table as a DataFrame. Raises ConfigError if pandas is not installed."""
+        return data_frame({name: [row[name] for row in self._rows] for name in self._columns})
+
+    @property
+    def _columns(self) -> list[str]:
+        return list(self._rows[0]) if self._rows else []
+
+    def __repr__(self) -> str:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for name in self._columns:
+            table.add_column(name, overflow="fold")
+        for row in self._rows:
+            # Text, not str: rich would interpret "[red]" in a value as markup.
+            table.add_row(*(Text(_cell(value)) for value in row.values()))
+        return reports.plain_text(table, _WIDTH).strip("\n")
+
+    def _repr_html_(self) -> str:
+        return html_table(self._columns, [list(row.values()) for row in self._rows])
+
+
+def html_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return an HTML table; every cell is escaped."""
+
+    def line(tag: str, cells: Sequence[Any]) -> str:
+        inner = "".join(f'<{tag} style="text-align: left">{escape(_cell(one))}</{tag}>'
+                        for one in cells)  # fmt: skip
+        return f"<tr>{inner}</tr>"
+
+    head = f"<thead>{line('th', columns)}</thead>" if columns else ""
+    return f"<table>{head}<tbody>{''.join(line('td', row) for row in rows)}</tbody></table>"
+
+
+def data_frame(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
+    """Return a DataFrame. Raises ConfigError, which names the extra, without pandas."""
+    require("pandas", "a DataFrame")
+    import pandas as pd
+
+    return pd.DataFrame(dict(columns))
+
+
+def methods() -> Listing:
+    """Return the methods: name, summary, and the paper that each follows.
+
+    Methods that the program has registered are included. `fedshot.options(name)` lists the options
+    of a method with their defaults.
+
+    Example:
+        fs.methods()["fl_proto"]["paper"]
+    """
+    return Listing([
+        {"name": name, "summary": _summary(cls), "paper": _paper(cls)}
+        for name, cls in METHODS.items()
+    ])  # fmt: skip
+
+
+def datasets(data_dir: str | None = None) -> Listing:
+    """Return the sources of data: name, whether the data are there, and a summary.
+
+    Args:
+        data_dir: folder of downloaded datasets; by default $FEDSHOT_DATA.
+
+    Example:
+        fs.datasets().names
+    """
+    folder = data_folder(data_dir)
+    return Listing([
+        {"name": name, "available": availability(name, folder), "summary": _summary(cls)}
+        for name, cls in SOURCES.items()
+    ])  # fmt: skip
+
+
+def options(place: str, name: str | None = None) -> Listing:
+    """Return the options of a section or of a method, dataset or other kind, with their defaults.
+
+    Args:
+        place: a section ("run"), the name of a kind ("fl_proto", "conv4"), or a key path at which
+            a kind is chosen ("method", "model.backbone"); the last alone lists the kinds.
+        name: name of the kind, if `place` is a key path.
+
+    Raises ConfigError if there is no such section or kind.
+
+    Example:
+        fs.options("fl_proto")
+        fs.options("model.backbone", "conv4")
+    """
+    if name is None and place in KINDS:
+        return Listing([{"name": p.kind, "summary": p.summary} for p in option_help.parts(place)])
+    owners = [path for path, (kinds, _) in KINDS.items() if place in kinds]
+    if name is None and owners:
+        place, name = owners[0], place
+    elif name is None and place not in option_help.PATHS:
+        every = {*option_help.PATHS, *(kind for kinds, _ in KINDS.values() for kind in kinds)}
+        raise ConfigError(f"there are no options of {place!r}. {nearest(place, every)}")
+    parts = {part.kind: part for part in option_help.parts(place)}
+    if (name or "") not in parts:
+        raise ConfigError(f"there is no {place} {name!r}. {nearest(str(name), parts)}")
+    return Listing([
+        {"option": option.path, "default": "must be given" if option.required else option.default,
+         "takes": words(option.hint), "meaning": option.description}
+        for option in parts[name or ""].options()
+    ])  # fmt: skip
+
+
+def data_folder(data_dir: str | None) -> Path:
+    """Return the folder of datasets, whether it exists or not."""
+    text = data_dir or os.environ.get("FEDSHOT_DATA")
+    return Path(text).expanduser() if text else default_data_dir()
+
+
+def availability(name: str, folder: Path) -> str:
+    """Return where the data of a source or publisher are, or how to get them."""
+    if name not in PUBLISHERS:
+        if SOURCES[name] is InMemory:
+            return "of a program"
+        options = fields(SOURCES[name])  # type: ignore[arg-type]
+        return "your files" if any(one.default is MISSING for one in options) else "comes along"
+    place = folder / PUBLISHERS[name].folder
+    if place.is_dir() and any(place.iterdir()):
+        return "here"
+    return "not here: data get" if PUBLISHERS[name].files else "not here: by hand"
+
+
+def _summary(cls: type[Any]) -> str:
+    return summary(cls)  # type: ignore[arg-type]  # a class is hashable
+
+
+def _paper(method: type[Any]) -> str:
+    """Return the first source that the docstring of a method's module names; "" if none."""
+    found = _PAPER.search(sys.modules[method.__module__].__doc__ or "")
+    return " ".join(found[1].split()) if found else ""
+
+
+def _cell(value: Any) -> str:
+    return printable(value if isinstance(value, str) else shown(value))

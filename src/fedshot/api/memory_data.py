@@ -1,0 +1,256 @@
+"""Datasets from data in memory: arrays, tables, other libraries' datasets, or one per client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from fedshot.core.errors import DataError, InputError, nearest
+from fedshot.data.dataset import Dataset, Ints, Pixels
+from fedshot.data.example_inputs import Pictures, read_text
+from fedshot.data.files.images import SUFFIXES, check_channels, check_side, decode, to_array
+from fedshot.data.files.places import find_data_dir
+from fedshot.data.sources.embedding import TextOptions
+from fedshot.data.sources.tokenizer import tokenize
+from fedshot.data.tokens import Tokens
+from fedshot.use.inputs import array_of, as_bytes
+from fedshot.use.labels import encoded, labels_of
+
+_COLUMNS = ("text", "image", "path")
+_KINDS = (
+    "a pair (X, y), (X, y, client), a pandas DataFrame, a torch or Hugging Face dataset, or a "
+    "mapping from each client to one of these"
+)
+
+
+@dataclass(frozen=True)
+class _Examples:
+    """Examples with one label each and, if known, one client each."""
+
+    x: Any
+    labels: Any
+    clients: Any = None
+
+
+def as_dataset(
+    data: Any,
+    *,
+    name: str = "memory",
+    column: str | None = None,
+    label: str = "label",
+    client: str | None = None,
+    size: int | None = None,
+    channels: Literal[1, 3] | None = None,
+    vectors: str | None = None,
+    dim: int = 100,
+    cut: int = 100,
+    data_dir: str | None = None,
+) -> Dataset:
+    """Return data in memory as a dataset that `fedshot.train` takes as `data`.
+
+    The data are one of these:
+
+    - `(X, y)` or `(X, y, client)`: examples, their classes, and the client of each example.
+    - a pandas DataFrame or a Hugging Face `Dataset`, whose columns are named below.
+    - a torch `Dataset` of pairs (example, class); its `classes`, if any, name the classes.
+    - a mapping `{client: data}` with any of these for each client, without further clients. Client
+      k is the k-th key.
+
+    Images are arrays [n, H, W, C] or [n, H, W], uint8 or floats in [0, 1], tensors also
+    [n, C, H, W]; or a sequence of arrays, PIL images, bytes of files, or paths. Texts are strings,
+    or paths of other files than images; they need a file of word vectors. A run records the SHA-256
+    of the data, not the data: to resume it, give the same data again.
+
+    Args:
+        data: the data, as above.
+        name: name of the dataset in tables.
+        column: column of the examples; by default "text", "image" or "path".
+        label: column of the classes.
+        client: column of the clients; by default "client", if there is one.
+        size: side in pixels of the square that images are resized to; None if all have one size.
+        channels: 1 (grey) or 3 (colour); by default that of arrays, and colour for pictures.
+        vectors: file of word vectors in GloVe's format; None for GloVe 6B from the data folder.
+        dim: dimension of the GloVe 6B vectors, if `vectors` names no other file.
+        cut: maximum number of words of a text; later words are dropped.
+        data_dir: folder of downloaded datasets, to find GloVe; by default $FEDSHOT_DATA.
+
+    Raises:
+        DataError: the examples cannot be read, a label is missing, images differ in size, or the
+            word vectors are missing.
+
+    Example:
+        data = fs.as_dataset((images, labels), name="birds", size=32)
+        run = fs.train(data=data, method="fl_proto", clients=10)
+    """
+    if isinstance(data, Dataset):
+        return data
+    found = _examples(data, column, label, client)
+    n = len(found.x)
+    if not n:
+        raise DataError("the data have no examples; expected at least one.")
+    classes, y = encoded(labels_of(found.labels, n))
+    users = None if found.clients is None else _numbers(found.clients, n)
+    texts = _texts(found.x)
+    x: Pixels | Tokens
+    if texts is None:
+        x = _pixels(found.x, size, channels)
+    else:
+        options = TextOptions(vectors=vectors, dim=dim, cut=cut)
+        rows = ((i, tokenize(text)) for i, text in enumerate(texts))
+        x = options.embed(rows, find_data_dir(data_dir), name)[0]
+        x.check_known(name)
+    names = tuple(str(one) for one in classes.tolist())
+    return Dataset(name, x, y.astype(np.int64), names, users)
+
+
+def _examples(data: Any, column: str | None, label: str, client: str | None) -> _Examples:
+    if isinstance(data, Dataset):
+        names = np.array(data.class_names, dtype=object)
+        return _Examples(data.pixels, names[data.y], data.users)
+    if isinstance(data, Mapping):
+        return _of_clients([_examples(one, column, label, client) for one in data.values()])
+    if isinstance(data, tuple) and len(data) in (2, 3):
+        return _Examples(*data)
+    if hasattr(data, "column_names") or hasattr(data, "columns"):
+        return _of_table(data, column, label, client)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str):
+        return _of_pairs(data)
+    raise DataError(f"data is of type {type(data).__name__}; expected {_KINDS}.")
+
+
+def _of_clients(parts: Sequence[_Examples]) -> _Examples:
+    """Return the examples of all clients; client k has those of part k."""
+    if not parts:
+        raise DataError("data is an empty mapping; expected a dataset for each client.")
+    if any(part.clients is not None for part in parts):
+        raise DataError(
+            "data is a mapping from clients to datasets, and a dataset in it has clients of its "
+            "own. Leave them out, or pass one dataset with all clients."
+        )
+    arrays = [array_of(p.x, "the images") if isinstance(p.x, Tensor) else p.x for p in parts]
+    stackable = all(
+        isinstance(a, np.ndarray) and a.shape[1:] == arrays[0].shape[1:] for a in arrays
+    )
+    x = np.concatenate(arrays) if stackable else list(chain.from_iterable(part.x for part in parts))
+    clients = np.repeat(np.arange(len(parts)), [len(part.x) for part in parts])
+    labels = list(chain.from_iterable(part.labels for part in parts))
+    return _Examples(x, labels, clients)
+
+
+def _of_table(table: Any, column: str | None, label: str, client: str | None) -> _Examples:
+    """Return the examples of a pandas DataFrame or a Hugging Face dataset."""
+    names = [str(one) for one in getattr(table, "column_names", None) or table.columns]
+    if column is None:
+        column = next((one for one in _COLUMNS if one in names), None)
+        if column is None:
+            raise DataError(
+                f"the table has the columns {', '.join(names)}, and none is named 'text', 'image' "
+                "or 'path'. Name the column of the examples by as_dataset(..., column=...)."
+            )
+    if client is None and "client" in names:
+        client = "client"
+    for one in filter(None, (column, label, client)):
+        if one not in names:
+            raise DataError(f"the table has no column {one!r}. {nearest(one, names)}")
+    labels = list(table[label])
+    feature: Any = (getattr(table, "features", None) or {}).get(label)
+    if hasattr(feature, "int2str"):  # named classes are stored as numbers
+        labels = [None if c in (None, -1) else feature.int2str(c) for c in labels]
+    x = list(table[column])
+    if column == "path":
+        x = [Path(one) for one in x]
+    return _Examples(x, labels, None if client is None else list(table[client]))
+
+
+def _of_pairs(data: Any) -> _Examples:
+    """Return the examples of a torch dataset, or of any sequence of pairs (example, class)."""
+    pairs = [data[i] for i in range(len(data))]
+    if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
+        raise DataError(
+            f"data is a {type(data).__name__} whose items are not pairs (example, class). Expected "
+            f"{_KINDS}."
+        )
+    labels = [y.item() if hasattr(y, "item") else y for _, y in pairs]
+    names = getattr(data, "classes", None)
+    if isinstance(names, list | tuple) and all(isinstance(y, int) for y in labels):
+        labels = [names[y] for y in labels]
+    return _Examples([x for x, _ in pairs], labels)
+
+
+def _numbers(clients: Sequence[Any], n: int) -> Ints:
+    """Return the number of each example's client: the position of its name in sorted order."""
+    try:
+        return encoded(labels_of(clients, n))[1].astype(np.int64)
+    except InputError as error:
+        raise DataError(f"the clients of the examples: {error}") from None
+
+
+def _texts(x: Any) -> list[str] | None:
+    """Return the examples as texts; None if they are images."""
+    if isinstance(x, np.ndarray) and x.dtype.kind not in "OU":
+        return None
+    if isinstance(x, Tensor) or not all(isinstance(one, str | Path) for one in x):
+        return None
+    if all(Path(one).suffix.lower() in SUFFIXES for one in x):
+        return None
+    return [read_text(one) if isinstance(one, Path) else one for one in x]
+
+
+def _pixels(x: Any, size: int | None, channels: int | None) -> Pixels:
+    """Return images as uint8 [n, H, W, C]."""
+    if channels is not None:
+        check_channels(channels)
+    check_side(size)
+    if isinstance(x, Tensor):
+        x = _channels_last(array_of(x, "the images"))
+    if isinstance(x, np.ndarray) and x.dtype != object and x.ndim in (3, 4):
+        x = as_bytes(x, "the images")
+        x = x[..., None] if x.ndim == 3 else x
+        if size is None and channels in (None, x.shape[-1]):
+            return np.ascontiguousarray(x)
+    images = [_image(one, i, size, channels) for i, one in enumerate(x)]
+    first = images[0].shape
+    for i, image in enumerate(images):
+        if image.shape != first:
+            raise DataError(
+                f"images differ in shape: image 0 has {list(first)}, image {i} has "
+                f"{list(image.shape)}. Give them one size by as_dataset(..., size=...), and "
+                "`channels` if some are grey."
+            )
+    return np.stack(images)
+
+
+def _image(one: Any, i: int, size: int | None, channels: int | None) -> Pixels:
+    """Return one image as uint8 [H, W, C]."""
+    name = one if isinstance(one, str | Path) else i
+    if isinstance(one, str | Path | bytes):
+        source = Path(one) if isinstance(one, str) else one
+        return decode(source, name, channels or 3, size)
+    if isinstance(one, Tensor):
+        one = _channels_last(array_of(one, f"image {i}"))
+    square = None if size is None else (size, size)
+    if isinstance(one, Image.Image):
+        return to_array(one, name, channels or 3, square)
+    if not isinstance(one, np.ndarray) or one.ndim not in (2, 3):
+        raise DataError(
+            f"example {i} is of type {type(one).__name__}; expected an image (an array [H, W] or "
+            "[H, W, C], a PIL image, a path, or bytes of a file), or a text."
+        )
+    pixels = as_bytes(one, f"image {i}")
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    held = channels or (3 if size and pixels.shape[-1] == 4 else pixels.shape[-1])
+    return Pictures((*(square or pixels.shape[:2]), held)).read(np.ascontiguousarray(pixels), i)
+
+
+def _channels_last(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return images [..., C, H, W] of a tensor as [..., H, W, C] if C is 1 or 3 and W is not."""
+    if array.ndim > 2 and array.shape[-3] in (1, 3) and array.shape[-1] not in (1, 3):
+        return np.moveaxis(array, -3, -1)
+    return array

@@ -1,0 +1,118 @@
+"""Shows the progress of a run: on a terminal, in a notebook, or as lines in a log."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import TimeRemainingColumn as TimeLeft
+
+from fedshot.api.fault_report import FaultReport
+from fedshot.core.console import harmless, tell
+from fedshot.core.text import count
+from fedshot.runs.test_protocol import chose_by_test
+
+if TYPE_CHECKING:
+    from fedshot.runs.experiment import Experiment
+    from fedshot.runs.recorder import Record
+
+_REDRAWN = 0.2  # seconds between two updates of a notebook's output
+
+
+def shown(
+    experiment: Experiment, *, rounds: bool = True, every: float = 0.0
+) -> Iterator[Record]:  # fmt: skip
+    """Train the remaining rounds, yield each round's record, and show progress on stderr.
+
+    It is a bar on a terminal, one output that is updated in a notebook, and lines elsewhere.
+
+    Args:
+        experiment: the run.
+        rounds: whether to show the rounds; otherwise only replies that did not count are reported.
+        every: least number of seconds between two lines; the last round always has one.
+    """
+    peeks = chose_by_test(experiment.config.settings)
+    name = "test (NOT HONEST: it chooses the round)" if peeks else "validation"
+    console = Console(stderr=True)
+    if rounds and console.is_jupyter:
+        yield from _in_notebook(experiment, name)
+    elif rounds and console.is_terminal:
+        yield from _on_terminal(experiment, name, console)
+    else:
+        yield from _as_lines(experiment, name, every if rounds else math.inf)
+
+
+def _as_lines(experiment: Experiment, name: str, every: float) -> Iterator[Record]:
+    report, told = FaultReport(experiment.folder), -math.inf
+    rounds = experiment.config.run.rounds
+    for record in experiment.run():
+        last = record.round == rounds and every < math.inf
+        if last or time.monotonic() - told >= every:
+            told = time.monotonic()
+            tell(_line(record, rounds, name))
+        _tell_all(report.heard(record))
+        yield record
+    _tell_all([report.closing()])
+
+
+def _on_terminal(experiment: Experiment, name: str, console: Console) -> Iterator[Record]:
+    report = FaultReport(experiment.folder)
+    columns = (
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.fields[text]}", markup=False),  # a fault's text may hold brackets
+        TimeLeft(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(
+            "", total=experiment.config.run.rounds, completed=experiment.round, text=""
+        )
+        for record in experiment.run():
+            progress.update(task, completed=record.round, text=_facts(record, name))
+            for text in report.heard(record):
+                console.print(harmless(text), markup=False, highlight=False)  # above the bar
+            yield record
+    _tell_all([report.closing()])
+
+
+def _in_notebook(experiment: Experiment, name: str) -> Iterator[Record]:
+    report, faults, told = FaultReport(experiment.folder), list[str](), -math.inf
+    display = importlib.import_module("IPython.display").display
+    output = display({"text/plain": "starting"}, raw=True, display_id=True)
+    rounds = experiment.config.run.rounds
+    for record in experiment.run():
+        faults += report.heard(record)
+        if record.round == rounds or time.monotonic() - told >= _REDRAWN:
+            told = time.monotonic()
+            text = "\n".join([_line(record, rounds, name), *faults])
+            output.update({"text/plain": harmless(text)}, raw=True)
+        yield record
+    _tell_all([report.closing()])
+
+
+def _tell_all(texts: Iterable[str | None]) -> None:
+    for text in texts:
+        if text:
+            tell(text)
+
+
+def _line(record: Record, rounds: int, name: str) -> str:
+    return f"round {record.round}/{rounds}  {_facts(record, name)}  {record.seconds:.2f} s"
+
+
+def _facts(record: Record, name: str) -> str:
+    if record.skipped:
+        return f"skipped: {record.skipped}"
+    facts = [f"{metric} {value:.4f}" for metric, value in sorted(record.metrics.items())]
+    if record.validation:
+        facts.append(f"{name} {record.validation}")
+    facts.append(f"{record.bytes_down / 1e6:.2f} MB down, {record.bytes_up / 1e6:.2f} MB up")
+    if record.faults:
+        facts.append(f"{count(len(record.faults), 'reply', 'replies')} did not count")
+    return "  ".join(facts)

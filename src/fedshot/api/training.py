@@ -1,0 +1,227 @@
+"""Train from Python, and the steps that the commands `run` and `resume` share with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedshot.api.memory_data import as_dataset
+from fedshot.api.progress import shown
+from fedshot.api.training_run import TrainingRun
+from fedshot.config import settings as trees
+from fedshot.config.load import Config, laid_over, load
+from fedshot.config.registry import long, written_out
+from fedshot.config.settings import Settings
+from fedshot.core import shutdown
+from fedshot.core.console import tell
+from fedshot.core.errors import ConfigError, as_path
+from fedshot.data.class_split import random_shares
+from fedshot.data.dataset import Dataset
+from fedshot.evaluation.episodic_test import Score
+from fedshot.runs import run_folder
+from fedshot.runs.experiment import MAY_CHANGE, Experiment
+from fedshot.runs.prepare import PreparedRun
+from fedshot.runs.recorder import Record
+from fedshot.runs.trackers.tracking import Tracker, check
+
+_EVERY = 10.0  # seconds between two lines of progress where there is no terminal
+# Options that can be given without their section: their key paths.
+_WITHOUT_SECTION = {
+    "rounds": ("run.rounds",),
+    "clients": ("partition.clients",),
+    "way": ("episode.way", "test.way"),
+    "shot": ("episode.shot", "test.shot"),
+    "query": ("episode.query", "test.query"),
+}
+
+
+def train(
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    *,
+    data: Any = None,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    data_dir: str | None = None,
+    tracker: str | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> TrainingRun:
+    """Train a method with the data of its clients, test it, and return the run.
+
+    Settings are those of a configuration file: sections as mappings (`run={"rounds": 10}`), a
+    method or dataset also by its name alone (`method="fl_proto"`), and `name` and `seed`. Key paths
+    work as well: `**{"run.rounds": 10}`. `rounds`, `clients`, `way`, `shot` and `query` can be
+    given without a section; the last three then hold for training and test. Keyword arguments are
+    merged over `config`. `fedshot.options` lists all settings.
+
+    Data in memory may be anything that `fedshot.as_dataset` takes. If the data define no classes
+    for training, validation and test, and the settings neither (`split`), the classes are drawn at
+    random with `test.seed`: a fifth of them, but at least one, for validation, as many for the
+    test, the rest for training. If the clients of the examples are known, they are the clients.
+
+    An interrupt (Ctrl-C) raises KeyboardInterrupt. The run continues after its last checkpoint,
+    which every round has by default, if the same call is repeated with `resume=True`.
+
+    Args:
+        config: a YAML file, or a mapping with its content.
+        data: data in memory, the name of a source such as "digits", or the settings of `data`.
+        out: folder of the run; `runs/<name>` by default. A configuration without a name gets that
+            of the folder.
+        resume: continue the run in `out`, if there is one; the result is then bitwise equal to
+            that of an uninterrupted run. Repeat its settings, or give none, or only those that
+            may change, such as `rounds`.
+        data_dir: folder of downloaded datasets; by default $FEDSHOT_DATA.
+        tracker: "tensorboard", "wandb" or "mlflow", with the extra `tracking`.
+        progress: whether to show progress and notices on stderr; otherwise nothing is printed, and
+            notices go to the logger "fedshot" at level INFO.
+        settings: sections and options of the configuration.
+
+    Raises:
+        ConfigError: a setting is unknown or has a wrong value, or `out` holds a run and `resume` is
+            False.
+        DataError: the data are missing or too small.
+        CheckpointError: the run in `out` has other settings or other data.
+        BusyError: another process trains in `out`.
+        QuorumError: too few clients gave a usable reply in a round.
+
+    Example:
+        run = fs.train(data="digits", method="fl_proto", rounds=10, way=3, out="runs/digits")
+        print(run.result.accuracy)
+    """
+    if tracker:
+        check(tracker)
+    given, dataset = _given(data, settings)
+    if resume and config is None and {path for path, _ in trees.flat(given)} <= {*MAY_CHANGE}:
+        config = run_folder.written(as_path("out", out))
+    if not isinstance(config, Mapping):
+        config = {} if config is None else load(as_path("config", config))
+    tree, notices = laid_over(config, given)
+    if out is not None:
+        tree.setdefault("name", as_path("out", out).name)
+    chosen = _config(tree, dataset)
+    folder = Path("runs") / chosen.name if out is None else as_path("out", out)
+    for text in notices:
+        _note(text, progress)
+    if run_folder.begun(folder):
+        fix = "Continue it with resume=True, or choose another `out`"
+        chosen = resumed(folder, chosen, resume=resume, fix=fix)
+    check_here_trained(folder)
+    with shutdown.interruptible():
+        experiment = Experiment(PreparedRun(chosen, data_dir), folder)
+        completed(
+            experiment,
+            shown(experiment, every=_EVERY) if progress else experiment.run(),
+            lambda: tracker_of(experiment, tracker),
+            lambda text: _note(text, progress),
+        )
+    return TrainingRun(folder)
+
+
+def resumed(folder: Path, chosen: Config, *, resume: bool, fix: str) -> Config:
+    """Return the configuration with which to resume the run in `folder`.
+
+    It is `chosen`, with the run's own number of threads unless `chosen` sets one. Raises
+    ConfigError with the sentence `fix` unless `resume` is set. `Experiment` checks that the run
+    began with this configuration.
+    """
+    if not resume:
+        raise ConfigError(f"{folder} holds a run already. {fix}.")
+    checkpoints = run_folder.checkpoints(folder)
+    rounds = checkpoints.rounds()
+    if chosen.run.threads is not None or not rounds:
+        return chosen
+    held = checkpoints.notes(rounds[-1])["config"]["run"]["threads"]
+    return chosen.with_threads(held)  # another number might change results
+
+
+def check_here_trained(folder: Path) -> None:
+    """Raise ConfigError if the clients of a run are on the nodes of a Flower deployment."""
+    if run_folder.begun(folder) and (folder / run_folder.NODES).exists():
+        raise ConfigError(
+            f"the clients of {folder} live on nodes. Go on with `fedshot resume {folder}`, or "
+            "choose another name."
+        )
+
+
+def completed(
+    experiment: Experiment,
+    records: Iterable[Record],
+    opened: Callable[[], Tracker],
+    told: Callable[[str], None],
+) -> Score:
+    """Train the remaining rounds, test, and return the score.
+
+    Args:
+        experiment: the run.
+        records: the records of the rounds, which are trained as they are read.
+        opened: returns the tracker, once the folder is known to be free.
+        told: called with messages for the user.
+    """
+    with experiment.alone() as lock:  # checked first: trackers need not hear of it
+        if not lock.held:
+            told(f"{experiment.folder} has no locks: make sure that no other process trains there")
+    for text in experiment.notices():
+        told(text)
+    tracker = opened()
+    try:
+        for record in records:
+            tracker.record(record)
+        score = experiment.result()
+        tracker.result(score, experiment.best_round)
+    finally:
+        tracker.close()
+    return score
+
+
+def tracker_of(experiment: Experiment, kind: str | None) -> Tracker:
+    """Open the tracker of a run."""
+    chosen = experiment.config
+    return Tracker(kind, experiment.folder, chosen.name, chosen.settings, tell)
+
+
+def _note(text: str, progress: bool) -> None:
+    if progress:
+        tell(text)
+    else:
+        logging.getLogger("fedshot").info("%s", text)
+
+
+def _given(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, Dataset | None]:
+    """Return the settings that keyword arguments give, and the dataset if it is in memory."""
+    given: Settings = {}
+    for key, value in settings.items():
+        for path in _WITHOUT_SECTION.get(key, (key,)):
+            trees.put(given, path, long(path, _plain(value)))
+    if data is None or isinstance(data, str) or _is_settings(data):
+        if data is not None:
+            trees.put(given, "data", long("data", _plain(data)))
+        return written_out(given), None
+    return written_out(given), as_dataset(data)
+
+
+def _is_settings(data: Any) -> bool:
+    """Whether `data` is the section of a configuration, rather than a dataset of each client."""
+    plain = (str, int, float, os.PathLike, type(None))
+    return isinstance(data, Mapping) and all(isinstance(value, plain) for value in data.values())
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a configuration has it: paths as text, mappings as dicts."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _config(tree: Settings, dataset: Dataset | None) -> Config:
+    """Return the configuration; for data in memory, with a partition and a split by default."""
+    if dataset is None:
+        return Config.of(tree)
+    tree = {key: value for key, value in tree.items() if key != "data"}
+    if dataset.users is not None:
+        tree["partition"] = {"name": "users", **(tree.get("partition") or {})}
+    if dataset.standard is None and not any((tree.get("split") or {}).values()):
+        tree["split"] = {"random": random_shares(dataset)}
+    return Config.of(tree).with_data(dataset)

@@ -1,0 +1,51 @@
+"""Comparisons of runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import fedshot as fs
+from fedshot.cli.main import main
+
+
+def test_a_comparison_has_the_numbers_of_the_command(first, second, capsys):
+    found = fs.compare(first, str(second.path))
+    assert main(["compare", str(first.path), str(second.path), "--json"]) == 0
+    assert found.to_json() == json.loads(capsys.readouterr().out)
+    assert main(["compare", str(first.path), str(second.path)]) == 0
+    assert found.sentences[0] in capsys.readouterr().out
+    difference = first.result.accuracy - second.result.accuracy
+    table = found.to_pandas().set_index("label")
+    assert table["difference"]["second"] == pytest.approx(difference)
+    assert table["paired"]["second"]
+    assert table["baseline"].tolist() == [False, False, True]
+
+
+def test_it_is_shown_as_text_and_as_html(first, second):
+    found = fs.compare(first, second)
+    assert found.sentences[0] in str(found)
+    assert "Paired over the same 20 episodes" in found._repr_html_()
+
+
+def test_runs_on_other_data_are_not_ranked(first, small, arrays, tmp_path):
+    other = fs.train(
+        small, data=arrays, method="fl_proto", clients=4, way=2, rounds=1, out=tmp_path / "other",
+        progress=False,
+    )  # fmt: skip
+    found = fs.compare(first, other)
+    assert found.warning.startswith("these are results on different data")
+    assert found.sentences == ["first and other are not ranked: their data differ."]
+    assert found.table["other"]["outcome"] is None
+
+
+def test_what_the_command_refuses_is_refused(first, tmp_path):
+    with pytest.raises(fs.ConfigError, match="is the only one; a comparison needs two"):
+        fs.compare(first)
+    with pytest.raises(fs.ConfigError, match="is named twice"):
+        fs.compare(first, first.path)
+    with pytest.raises(fs.ConfigError, match="no runs are given"):
+        fs.compare()
+    with pytest.raises(fs.CheckpointError, match="holds no run"):
+        fs.compare(first, tmp_path)

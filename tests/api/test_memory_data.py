@@ -1,0 +1,125 @@
+"""Data in memory as datasets."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import TensorDataset
+
+import fedshot as fs
+
+PIXELS = np.arange(4 * 2 * 3 * 3, dtype=np.uint8).reshape(4, 2, 3, 3)  # [n, H, W, C]
+
+
+def test_arrays_keep_their_pixels_and_name_their_classes():
+    found = fs.as_dataset((PIXELS, ["b", "a", "b", "c"], ["x", "z", "y", "x"]), name="mine")
+    assert (found.x == PIXELS).all()
+    assert found.class_names == ("a", "b", "c")
+    assert found.y.tolist() == [1, 0, 1, 2]
+    assert found.users.tolist() == [0, 2, 1, 0]
+    assert found.name == "mine"
+    assert fs.as_dataset(found) is found
+
+
+def test_floats_are_shares_of_255_and_grey_images_get_a_channel():
+    found = fs.as_dataset((PIXELS[..., 0] / 255, [0, 1, 10, 2]))
+    assert (found.x == PIXELS[..., :1]).all()
+    assert found.class_names == ("0", "1", "2", "10")
+    assert fs.as_dataset((PIXELS[..., 0], [0, 0, 1, 1]), size=4).shape == (4, 4, 1)
+    assert fs.as_dataset((PIXELS, [0, 0, 1, 1]), channels=1).shape == (2, 3, 1)
+
+
+def test_tensors_may_have_channels_first():
+    x, y = torch.from_numpy(PIXELS).movedim(-1, 1), torch.tensor([0, 0, 1, 1])
+    x = torch.nn.functional.pad(x, (0, 2))  # [4, 3, 2, 5]
+    for data in ((x, y), TensorDataset(x, y), TensorDataset(x / 255.0, y)):
+        found = fs.as_dataset(data)
+        assert found.shape == (2, 5, 3)
+        assert (found.x[:, :, :3] == PIXELS).all()
+
+
+def test_classes_of_a_torch_dataset_are_its_names():
+    data = TensorDataset(torch.from_numpy(PIXELS), torch.tensor([1, 0, 1, 0]))
+    data.classes = ["cat", "dog"]
+    found = fs.as_dataset(data)
+    assert [found.class_names[c] for c in found.y] == ["dog", "cat", "dog", "cat"]
+
+
+def test_each_entry_of_a_mapping_is_a_client():
+    pair = PIXELS[:2], ["b", "a"]
+    found = fs.as_dataset({"north": pair, "south": (PIXELS, ["a"] * 4)})
+    assert found.users.tolist() == [0, 0, 1, 1, 1, 1]
+    assert found.y.tolist() == [1, 0, 0, 0, 0, 0]
+    assert (found.x == np.concatenate([PIXELS[:2], PIXELS])).all()
+    with pytest.raises(fs.DataError, match="has clients of its own"):
+        fs.as_dataset({"north": (*pair, [0, 0])})
+    with pytest.raises(fs.DataError, match="empty mapping"):
+        fs.as_dataset({})
+
+
+def test_a_table_of_pictures_is_read_from_their_paths(tmp_path):
+    for i, pixels in enumerate(PIXELS):
+        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+    table = pd.DataFrame({
+        "path": [str(tmp_path / f"{i}.png") for i in range(4)],
+        "kind": list("abab"),
+        "client": [7, 7, 9, 9],
+    })  # fmt: skip
+    found = fs.as_dataset(table, label="kind")
+    assert (found.x == PIXELS).all()
+    assert found.users.tolist() == [0, 0, 1, 1]
+    assert fs.as_dataset(table, label="kind", size=8, channels=1).shape == (8, 8, 1)
+    with pytest.raises(fs.DataError, match=r"no column 'kin'\. Did you mean 'kind'"):
+        fs.as_dataset(table, label="kin")
+
+
+def test_a_table_of_texts_is_tokenised(tmp_path):
+    (tmp_path / "vectors.txt").write_text("a 1 2\ncat 3 4\n")
+    table = pd.DataFrame({"text": ["A cat", "cat a cat"], "label": ["x", "y"]})
+    found = fs.as_dataset(table, vectors=str(tmp_path / "vectors.txt"))
+    assert found.is_text
+    assert found.x.words == ("a", "cat")
+    assert found.x.rows(np.arange(2)).tolist() == [[2, 3, 0], [3, 2, 3]]
+
+
+def test_named_classes_of_a_hugging_face_dataset_are_its_names():
+    class Table:
+        """As much of a table of `datasets` as is read of it."""
+
+        column_names = ("image", "label")
+        features: ClassVar = {"label": SimpleNamespace(int2str=["cat", "dog"].__getitem__)}
+
+        def __getitem__(self, name: str) -> list:
+            images = [Image.fromarray(pixels) for pixels in PIXELS]
+            return images if name == "image" else [1, 0, 1, 1]
+
+    found = fs.as_dataset(Table())
+    assert (found.x == PIXELS).all()
+    assert [found.class_names[c] for c in found.y] == ["dog", "cat", "dog", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (5, "data is of type int; expected a pair"),
+        ("pictures", "data is of type str"),
+        (([PIXELS[0], PIXELS[0][:1]], [0, 1]), "images differ in shape: image 0 has"),
+        ((PIXELS, [0, 1]), "4 examples and 2 labels"),
+        ((PIXELS, [0, 1, None, 1]), "label 2 is missing"),
+        ((PIXELS, [0, 1, 0, 1], [0, None, 1, 1]), "the clients of the examples: label 1"),
+        ((PIXELS[:0], []), "no examples"),
+        ((PIXELS * 3.0, [0, 1, 0, 1]), r"expected floating point pixels in \[0, 1\]"),
+        ([1, 2], "not pairs"),
+        (([{}, {}], [0, 1]), "example 0 is of type dict"),
+        (pd.DataFrame({"a": [1], "label": [1]}), "none is named 'text', 'image' or 'path'"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(data, text):
+    with pytest.raises(fs.DataError, match=text):
+        fs.as_dataset(data)

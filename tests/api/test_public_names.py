@@ -1,0 +1,44 @@
+"""What `import fedshot` offers, and what it imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import fedshot as fs
+
+
+def said(program: str) -> str:
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return found.stdout.strip()
+
+
+def test_the_import_brings_no_other_package():
+    program = (
+        "import sys; before = set(sys.modules); import fedshot;"
+        "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}"
+        " - {'fedshot', 'importlib', '__future__', 'warnings', '_weakrefset', 'weakref'}))"
+    )
+    assert said(program) == ""
+
+
+@pytest.mark.parametrize("name", fs.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(fs, name).__doc__
+    assert name in dir(fs)
+
+
+def test_another_name_is_refused():
+    with pytest.raises(AttributeError, match="no attribute 'tarin'"):
+        _ = fs.tarin
+
+
+def test_methods_are_listed_also_once_the_package_of_that_name_is_imported():
+    program = "import fedshot as fs, fedshot.methods; print(len(fs.methods()), fs.methods.__name__)"
+    count, name = said(program).split()
+    assert int(count) == len(fs.methods()) > 20
+    assert name == "fedshot.methods"

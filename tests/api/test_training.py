@@ -1,0 +1,162 @@
+"""Train from Python: settings, resuming, interrupts, output, data in memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import fedshot as fs
+from fedshot.cli.main import main
+from fedshot.runs.experiment import Experiment
+
+
+def trained(folder: Path, small: dict[str, Any], **settings: Any) -> fs.TrainingRun:
+    """Train FL-Proto on digits as in the run `first`."""
+    given = {"data": "digits", "method": "fl_proto", "clients": 4, "way": 2, "progress": False}
+    return fs.train(small, out=folder, **{**given, **settings})
+
+
+def test_keyword_arguments_are_settings_by_section_by_key_path_and_by_short_name(tmp_path, small):
+    run = trained(
+        tmp_path / "x", small, seed=3, rounds=1, shot=2,
+        method={"name": "fl_proto", "local_steps": 2}, run={"cohort": 2},
+        **{"method.optimizer.lr": 0.01, "partition.name": "dirichlet"},
+    )  # fmt: skip
+    config = run.config
+    assert (config["name"], config["seed"]) == ("x", 3)
+    assert config["method"]["local_steps"] == 2
+    assert config["method"]["optimizer"] == {
+        "name": "adam", "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0
+    }  # fmt: skip
+    assert (config["run"]["rounds"], config["run"]["cohort"]) == (1, 2)
+    assert config["partition"]["clients"] == 4
+    assert [config[one]["way"] for one in ("episode", "test")] == [2, 2]
+    assert [config[one]["shot"] for one in ("episode", "test")] == [2, 2]
+    assert config["episode"]["query"] == 5  # from the mapping
+
+
+def test_a_file_gives_the_run_that_the_command_line_gives(tmp_path, small, first):
+    file = tmp_path / "first.yaml"
+    file.write_text((first.path / "config.yaml").read_text())
+    assert main(["run", "--config", str(file), "--out", str(tmp_path), "--quiet"]) == 0
+    told = fs.open_run(tmp_path / "first")
+    assert told.result == first.result
+    assert fs.train(file, out=tmp_path / "again", progress=False).result == first.result
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"data": "digitz"}, "data.name is 'digitz'. Did you mean 'digits'"),
+        ({"ruonds": 3}, "no option 'ruonds'. Did you mean 'run.rounds'"),
+        ({"run": {"round": 3}}, "no option 'run.round'"),
+        ({"rounds": "many"}, "run.rounds is 'many'; expected a whole number"),
+        ({"method": {"name": "fl_proto", "n_step": 1}}, "no option 'method.n_step'"),
+        ({"tracker": "trakker"}, "tracker is 'trakker'"),
+    ],
+)
+def test_errors_are_those_of_the_configuration(tmp_path, small, settings, text):
+    with pytest.raises(fs.ConfigError, match=text):
+        trained(tmp_path / "x", small, **settings)
+
+
+def test_a_run_is_resumed_only_if_asked_and_with_its_settings(tmp_path, small, first):
+    folder = tmp_path / "first"
+    trained(folder, small, rounds=1)
+    with pytest.raises(fs.ConfigError, match=r"holds a run already\. Continue it with resume=True"):
+        trained(folder, small)
+    with pytest.raises(fs.CheckpointError, match=r"episode\.shot was 1, is 2"):
+        trained(folder, small, resume=True, shot=2)
+    trained(folder, small, rounds=2, resume=True)
+    run = fs.train(out=folder, rounds=3, resume=True, progress=False)
+    assert run.result == first.result
+    with pytest.raises(fs.CheckpointError, match="holds no run"):
+        fs.train(out=tmp_path / "none", resume=True)
+
+
+def test_an_interrupt_keeps_the_checkpoint_from_which_the_run_continues(
+    tmp_path, small, first, monkeypatch
+):
+    one_round = Experiment._one_round
+
+    def interrupted(self: Experiment) -> Any:
+        if self.round == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return one_round(self)
+
+    folder, handler = tmp_path / "first", signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiment, "_one_round", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trained(folder, small)
+    assert signal.getsignal(signal.SIGINT) is handler
+    run = fs.open_run(folder)
+    assert not run.finished
+    with pytest.raises(fs.CheckpointError, match="1 of 3 rounds are trained"):
+        _ = run.result
+    assert trained(folder, small, resume=True).result == first.result
+
+
+def test_without_progress_nothing_is_printed(tmp_path, small, capfd):
+    trained(tmp_path / "x", small, rounds=1, split={"validation": []})  # has a notice
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_log_gets_the_first_and_the_last_round_of_a_short_run(tmp_path, small, capfd):
+    trained(tmp_path / "x", small, progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert [line.split()[1] for line in err.splitlines()] == ["0/3", "3/3"]
+
+
+def test_a_notebook_gets_one_output_that_is_updated(tmp_path, small, monkeypatch):
+    texts: list[str] = []
+
+    class Output:
+        def update(self, data: dict[str, str], *, raw: bool) -> None:
+            texts.append(data["text/plain"])
+
+    def display(data: dict[str, str], **_: object) -> Output:
+        texts.append(data["text/plain"])
+        return Output()
+
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    trained(tmp_path / "x", small, progress=True)
+    assert texts[0] == "starting"
+    assert texts[-1].startswith("round 3/3  accuracy")
+
+
+def test_data_in_memory_are_split_and_recorded_by_their_hash(tmp_path, small, arrays):
+    settings = {key: value for key, value in small.items() if key != "split"}
+    folder = tmp_path / "x"
+    run = trained(folder, settings, data=arrays, rounds=1)
+    config = run.config
+    assert config["split"]["random"] == [6, 2, 2]
+    assert config["data"]["name"] == "memory"
+    assert config["data"]["digest"] == fs.as_dataset(arrays).digest
+    x, y = arrays
+    with pytest.raises(fs.CheckpointError, match=r"data\.digest was"):
+        fs.train(data=(255 - x, y), out=folder, rounds=2, resume=True)
+    with pytest.raises(fs.DataError, match=r"fedshot\.train\(data=dataset, out=folder"):
+        fs.train(out=folder, rounds=2, resume=True)
+    again = fs.train(data=arrays, out=folder, rounds=2, resume=True, progress=False)
+    assert list(again.history["round"]) == [0, 1, 2]
+
+
+def test_each_dataset_of_a_mapping_is_one_client(tmp_path, small, arrays):
+    x, y = arrays
+    method = {"name": "fsl_local", "learner_name": "proto", "local_steps": 1}
+    data = {f"hospital {k}": (x[k::3], y[k::3]) for k in range(3)}
+    run = fs.train(
+        small, data=data, method=method, rounds=1, way=2, out=tmp_path / "x", progress=False
+    )
+    assert run.config["partition"] == {"name": "users", "clients": None}
+    assert list(run.clients["client"]) == [0, 1, 2]
+    assert run.clients["accuracy"].between(0, 1).all()

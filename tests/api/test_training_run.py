@@ -1,0 +1,95 @@
+"""A run as Python sees it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import fedshot as fs
+
+
+def test_the_result_is_that_of_the_run_folder(first):
+    stored = json.loads((first.path / "result.json").read_text())
+    assert first.result.accuracy == stored["test"]["accuracy"]
+    assert first.result.interval == stored["test"]["interval"]
+    assert first.result.round == stored["round"]
+    assert first.result.baselines["raw pixels"][0] == stored["baselines"]["raw pixels"]["accuracy"]
+    text = repr(first.result)
+    assert f"{100 * first.result.accuracy:.2f} ± " in text
+    assert "20 2-way 1-shot test episodes of classes that no client trained on" in text
+    assert "chosen by validation" in text
+
+
+def test_the_history_has_a_row_for_each_round(first):
+    history = first.history
+    assert list(history["round"]) == [0, 1, 2, 3]
+    records = [json.loads(x) for x in (first.path / "metrics.jsonl").read_text().splitlines()]
+    assert history["loss"].iloc[1:].tolist() == [r["metrics"]["loss"] for r in records[1:]]
+    assert math.isnan(history["loss"][0])
+    assert history["mb_up"].tolist() == [r["bytes_up"] / 1e6 for r in records]
+    validated = history.dropna(subset="validation_accuracy")
+    assert list(validated["round"]) == [0, 3]
+
+
+def test_a_metric_with_the_name_of_a_column_is_kept(first, tmp_path):
+    for name in ("config.yaml", "metrics.jsonl"):
+        text = (first.path / name).read_text()
+        (tmp_path / name).write_text(text.replace('"loss"', '"faults"'))
+    history = fs.open_run(tmp_path).history
+    assert history["faults"].tolist() == [0, 0, 0, 0]
+    assert history["metric_faults"].iloc[1:].tolist() == first.history["loss"].iloc[1:].tolist()
+
+
+def test_clients_with_models_have_accuracies(second):
+    clients = second.clients
+    assert list(clients["client"]) == [0, 1, 2, 3]
+    assert clients["accuracy"].tolist() == [second.result.clients[c] for c in range(4)]
+
+
+def test_the_plot_is_a_figure_to_edit(first, tmp_path):
+    figure = first.plot()
+    assert isinstance(figure, Figure)
+    (axes,) = figure.axes
+    assert axes.get_ylabel() == "accuracy on validation episodes (%)"
+    line = axes.lines[0]
+    validated = first.history.dropna(subset="validation_accuracy")
+    assert np.allclose(line.get_ydata(), 100 * validated["validation_accuracy"])
+    axes.set_title("edited")
+    figure.savefig(tmp_path / "x.pdf")
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_it_is_shown_as_text_and_as_html(first, tmp_path):
+    assert repr(first).startswith(f"<TrainingRun {first.path}: fl_proto on digits, 3 of 3 rounds, ")
+    assert "fl_proto</td>" in first._repr_html_()
+    folder = tmp_path / "<b>"
+    folder.mkdir()
+    for name in ("config.yaml", "metrics.jsonl"):
+        (folder / name).write_bytes((first.path / name).read_bytes())
+    run = fs.open_run(folder)
+    assert "unfinished" in repr(run)
+    assert "<b>" not in run._repr_html_()
+
+
+def test_it_has_a_report_and_a_classifier(first, arrays, tmp_path):
+    page = first.report(tmp_path / "page.html", with_data=False)
+    assert page == tmp_path / "page.html"
+    assert "fl_proto" in page.read_text()
+    x, y = arrays
+    classifier = first.classifier().fit(x[:6], y[:6])
+    assert set(classifier.predict(x[6:9])) <= set(y[:6])
+
+
+def test_a_configuration_can_be_trained_again(first, tmp_path):
+    run = fs.train({**first.config, "seed": 1}, out=tmp_path / "x", progress=False)
+    assert run.result.tasks == first.result.tasks
+    assert run.config == {**first.config, "seed": 1}
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(fs.CheckpointError, match="holds no run"):
+        fs.open_run(tmp_path)
