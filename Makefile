@@ -47,10 +47,13 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The site, in `site/`; a link that leads nowhere stops it. The pictures of results lie beside the pages.
+# The site, in `site/`; a word spelt wrong, an error in a notebook or a link that leads nowhere stops it.
+# The pictures of results and the pages of the notebooks lie beside the pages.
 docs: .venv/.docs
+	$(BIN)/codespell
 	rm -rf .docs && mkdir .docs && cp -r docs .docs/pages && cp -r results .docs/pages/results
 	sed -i.bak 's|](../results/|](results/|' .docs/pages/results.md && rm .docs/pages/results.md.bak
+	OMP_NUM_THREADS=2 $(BIN)/python examples/notebooks/render.py .docs/pages/notebooks
 	$(BIN)/zensical build --clean --strict
 
 format: $(STAMP)

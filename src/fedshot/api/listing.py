@@ -116,7 +116,9 @@ def methods() -> Listing:
     of a method with their defaults.
 
     Example:
+        ```python
         fs.methods()["fl_proto"]["paper"]
+        ```
     """
     return Listing([
         {"name": name, "summary": _summary(cls), "paper": _paper(cls)}
@@ -131,7 +133,9 @@ def datasets(data_dir: str | None = None) -> Listing:
         data_dir: folder of downloaded datasets; by default $FEDSHOT_DATA.
 
     Example:
+        ```python
         fs.datasets().names
+        ```
     """
     folder = data_folder(data_dir)
     return Listing([
@@ -151,8 +155,10 @@ def options(place: str, name: str | None = None) -> Listing:
     Raises ConfigError if there is no such section or kind.
 
     Example:
+        ```python
         fs.options("fl_proto")
         fs.options("model.backbone", "conv4")
+        ```
     """
     if name is None and place in KINDS:
         return Listing([{"name": p.kind, "summary": p.summary} for p in option_help.parts(place)])

@@ -174,9 +174,11 @@ class TrainingRun:
         without the extra `reports`.
 
         Example:
+            ```python
             figure = run.plot()
             figure.axes[0].set_title("FL-Proto")
             figure.savefig("curve.pdf")
+            ```
         """
         require("reports", "`run.plot`")
         from matplotlib.ticker import MaxNLocator
@@ -269,8 +271,10 @@ def open_run(folder: str | os.PathLike[str]) -> TrainingRun:
     Raises CheckpointError if the folder holds no run.
 
     Example:
+        ```python
         run = fs.open_run("runs/digits")
         run.history.plot(x="round", y="loss")
+        ```
     """
     return TrainingRun(folder)
 
