@@ -55,7 +55,10 @@ def markdown(notebook: nbformat.NotebookNode, name: str) -> tuple[str, dict[str,
 
 
 def one_line(html: str) -> str:
-    """Return HTML without styles and line breaks, which Markdown would read otherwise."""
+    """Return HTML without its styles, and on one line, so that Markdown leaves it as it is."""
+    html = html.replace(' border="1" class="dataframe"', "").replace(
+        ' style="text-align: right;"', ""
+    )
     return re.sub(r"\s*\n\s*", " ", re.sub(r"<style.*?</style>", "", html, flags=re.DOTALL))
 
 
