@@ -47,10 +47,13 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The site, in `site/`; a link that leads nowhere stops it. The pictures of results lie beside the pages.
+# The site, in `site/`; a word spelt wrong, an error in a notebook or a link that leads nowhere stops it.
+# The pictures of results and the pages of the notebooks lie beside the pages.
 docs: .venv/.docs
+	$(BIN)/codespell
 	rm -rf .docs && mkdir .docs && cp -r docs .docs/pages && cp -r results .docs/pages/results
 	sed -i.bak 's|](../results/|](results/|' .docs/pages/results.md && rm .docs/pages/results.md.bak
+	OMP_NUM_THREADS=2 $(BIN)/python examples/notebooks/render.py .docs/pages/notebooks
 	$(BIN)/zensical build --clean --strict
 
 format: $(STAMP)
@@ -87,7 +90,7 @@ $(STAMP): pyproject.toml constraints.txt
 $(FLOORS)/.installed: $(STAMP)
 	$(BIN)/python -m venv $(FLOORS)
 	echo '*' > $(FLOORS)/.gitignore
-	sed -n '/^dependencies/,/^]/s/^  "\(.*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml | grep -v '^torch==' > $(FLOORS)/floors.txt
+	$(BIN)/python tests/floors.py > $(FLOORS)/floors.txt
 	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check -r $(FLOORS)/floors.txt
 	$(call SITE,$(BIN)) > "$$($(call SITE,$(FLOORS)/bin))/main.pth"
 	touch $(FLOORS)/.installed

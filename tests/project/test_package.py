@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from trove_classifiers import classifiers
+
+import fedshot
+from floors import floors
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -37,6 +43,24 @@ def test_no_link_of_the_readme_is_relative_on_a_package_index(address: str) -> N
 
 
 def test_every_dependency_has_a_floor_that_make_test_floors_installs() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for line in project["dependencies"]:
-        assert re.fullmatch(r"[\w-]+(\[\w+\])?>=[\d.]+(,<[\d.]+)?", line), line
+    found = dict(floors())
+    assert {"torch", "numpy", "plotly", "shtab"} <= found.keys()
+
+
+def test_the_version_is_one_and_the_classifiers_exist() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == fedshot.__version__
+    assert PROJECT["dynamic"] == ["version", "readme", "urls"]
+    assert set(PROJECT["classifiers"]) <= classifiers
+
+
+def test_an_extra_is_pinned_like_the_rest() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {same(line.partition("==")[0]) for line in lines if "==" in line}
+    unpinned = {"datasets", "fedshot"}  # `make` installs neither from an index
+    extras = sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"])
+    assert {same(re.split(r"[\[>=<]", line)[0]) for line in extras} - unpinned <= pinned
+
+
+def same(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

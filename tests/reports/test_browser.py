@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fedshot.reports.curves import Series
-from fedshot.reports.data_views import DataViews, Map, PartitionTable
 from fedshot.reports.page import write_page
+from fedshot.reports.run_views import DataViews, Map, PartitionTable
 from fedshot.reports.significance import ComparisonRow
 from reports.example_runs import run, score
 

@@ -17,9 +17,9 @@ from plotly.offline import get_plotlyjs
 
 from fedshot.reports import charts
 from fedshot.reports.curves import Series, metric_lines
-from fedshot.reports.data_views import DataViews, Map, PartitionTable
 from fedshot.reports.page import write_page
 from fedshot.reports.run_files import Run, grouped
+from fedshot.reports.run_views import DataViews, Map, PartitionTable
 from fedshot.reports.significance import ComparisonRow
 from reports.example_runs import EVIL, run, score
 

@@ -16,7 +16,7 @@ from fedshot.cli.main import main
 from fedshot.evaluation.episodic_test import score
 from fedshot.evaluation.raw_baselines import pixel_logits
 from fedshot.protocol.method import predict_at_server
-from fedshot.reports.data_views import Map, PartitionTable, data_views, holdings
+from fedshot.reports.run_views import Map, PartitionTable, data_views, holdings
 from fedshot.runs.experiment import Experiment
 
 from .runs import CHOOSING, SMALL, finished, merged

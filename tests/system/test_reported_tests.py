@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fedshot.cli.main import main
-from fedshot.reports.data_views import Map, PartitionTable, data_views
 from fedshot.reports.run_files import Run
+from fedshot.reports.run_views import Map, PartitionTable, data_views
 from fedshot.reports.significance import ComparisonRow
 from fedshot.reports.summary import summary
 from fedshot.runs.experiment import Experiment

@@ -259,7 +259,7 @@ def test_a_missing_package_is_refused_before_anything_is_done(
     words = ["run", "--config", str(written(tmp_path)), "--out", str(tmp_path / "runs")]
     assert main([*words, "--tracker", "wandb"]) == 2
     err = capsys.readouterr().err
-    assert "the package wandb is not installed" in err
+    assert "the tracker 'wandb' needs wandb, which is not installed" in err
     assert "pip install 'fedshot[tracking]'" in err
     assert not (tmp_path / "runs").exists()
 

@@ -108,8 +108,10 @@ def compare(*runs: TrainingRun | str | os.PathLike[str]) -> Comparison:
         CheckpointError: a run is unfinished, or its folder holds no run.
 
     Example:
+        ```python
         print(fs.compare("runs/a", "runs/b"))
         fs.compare("runs/a", "runs/b").to_pandas()
+        ```
     """
     return compared([one.path if isinstance(one, TrainingRun) else as_path("runs", one)
                      for one in runs])  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import sys
@@ -21,6 +20,7 @@ from fedshot.config import option_help
 from fedshot.config.options import shown, summary, words
 from fedshot.config.registry import KINDS
 from fedshot.core.errors import ConfigError, nearest
+from fedshot.core.extras import require
 from fedshot.core.text import printable
 from fedshot.data.files.places import default_data_dir
 from fedshot.data.sources.in_memory import InMemory
@@ -29,7 +29,7 @@ from fedshot.data.sources.registry import SOURCES
 from fedshot.methods.registry import METHODS
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import pandas as pd  # an extra
 
 _WIDTH = 100
 # The paper in the paragraph "Source: ..." of a module, without section, equations and explanations.
@@ -102,16 +102,11 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def data_frame(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
-    """Return a DataFrame. Raises ConfigError, which names the extra, if pandas is missing."""
-    try:
-        pandas = importlib.import_module("pandas")
-    except ImportError:
-        raise ConfigError(
-            "a DataFrame is wanted, which needs the package pandas. Install the extra: "
-            "pip install 'fedshot[pandas]'."
-        ) from None
-    found: pd.DataFrame = pandas.DataFrame(dict(columns))
-    return found
+    """Return a DataFrame. Raises ConfigError, which names the extra, without pandas."""
+    require("pandas", "a DataFrame")
+    import pandas as pd
+
+    return pd.DataFrame(dict(columns))
 
 
 def methods() -> Listing:
@@ -121,7 +116,9 @@ def methods() -> Listing:
     of a method with their defaults.
 
     Example:
+        ```python
         fs.methods()["fl_proto"]["paper"]
+        ```
     """
     return Listing([
         {"name": name, "summary": _summary(cls), "paper": _paper(cls)}
@@ -136,7 +133,9 @@ def datasets(data_dir: str | None = None) -> Listing:
         data_dir: folder of downloaded datasets; by default $FEDSHOT_DATA.
 
     Example:
+        ```python
         fs.datasets().names
+        ```
     """
     folder = data_folder(data_dir)
     return Listing([
@@ -157,8 +156,10 @@ def options(place: str, name: str | None = None) -> Listing:
     Raises ConfigError if there is no such section or component.
 
     Example:
+        ```python
         fs.options("fl_proto")
         fs.options("model.backbone", "conv4")
+        ```
     """
     if name is None and place in KINDS:
         return Listing([{"name": p.kind, "summary": p.summary} for p in option_help.parts(place)])

@@ -87,8 +87,10 @@ def as_dataset(
             word vectors are missing.
 
     Example:
+        ```python
         data = fs.as_dataset((images, labels), name="birds", size=32)
         run = fs.train(data=data, method="fl_proto", clients=10)
+        ```
     """
     if isinstance(data, Dataset):
         return data

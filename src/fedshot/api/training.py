@@ -90,8 +90,10 @@ def train(
         QuorumError: too few clients gave a usable reply in a round.
 
     Example:
+        ```python
         run = fs.train(data="digits", method="fl_proto", rounds=10, way=3, out="runs/digits")
         print(run.result.accuracy)
+        ```
     """
     if tracker:
         check(tracker)

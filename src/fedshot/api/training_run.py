@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedshot.api.listing import data_frame, html_table
 from fedshot.core.errors import CheckpointError, as_path
+from fedshot.core.extras import require
 from fedshot.core.text import percent
 from fedshot.reports import Run, Series
-from fedshot.reports.figure_export import PALETTE
 from fedshot.runs import run_folder
 from fedshot.runs.test_protocol import TestProtocol
 
@@ -171,14 +171,20 @@ class TrainingRun:
         """Return a figure of the accuracy during training, in percent, which can be edited.
 
         It shows validation episodes with their 95 % interval or, without validation, the clients'
-        training episodes. Raises CheckpointError if no accuracy was recorded.
+        training episodes. Raises CheckpointError if no accuracy was recorded, and ConfigError
+        without the extra `reports`.
 
         Example:
+            ```python
             figure = run.plot()
             figure.axes[0].set_title("FL-Proto")
             figure.savefig("curve.pdf")
+            ```
         """
+        require("reports", "`run.plot`")
         from matplotlib.ticker import MaxNLocator
+
+        from fedshot.reports.figure_export import PALETTE
 
         run = self._read()
         series = Series.of_runs(run.label, [run])
@@ -266,8 +272,10 @@ def open_run(folder: str | os.PathLike[str]) -> TrainingRun:
     Raises CheckpointError if the folder holds no run.
 
     Example:
+        ```python
         run = fs.open_run("runs/digits")
         run.history.plot(x="round", y="loss")
+        ```
     """
     return TrainingRun(folder)
 

@@ -50,7 +50,7 @@ def completion(options: argparse.Namespace) -> int:
     choices |= {"name": [], "seed": [], **{one.path: [] for one in every_option()}}
     for one in every_option():
         choices[one.path] += [word for word in get_args(one.hint) if isinstance(word, str)]
-    for command in _commands(parser):
+    for command in commands_of(parser):
         for action in command._actions:
             if action.type is Path:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
@@ -61,10 +61,11 @@ def completion(options: argparse.Namespace) -> int:
     return 0
 
 
-def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the parser of each command, and of each action of a command."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             below: dict[str, Any] = action.choices
             for command in below.values():
                 yield command
-                yield from _commands(command)
+                yield from commands_of(command)

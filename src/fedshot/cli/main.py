@@ -20,6 +20,7 @@ from fedshot.cli.flower_arguments import Commands, add_flower
 from fedshot.core import shutdown
 from fedshot.core.console import print_in_any_encoding, tell
 from fedshot.core.errors import ConfigError, FedshotError, nearest
+from fedshot.core.extras import require
 from fedshot.core.text import long_names
 
 REFUSED, AGAIN, INTERRUPTED = 2, 75, 130
@@ -48,6 +49,10 @@ _WITHOUT_METHODS = {
     ("status", None), ("compare", None),
 }  # fmt: skip
 """Commands that need no method, for which the files in FEDSHOT_METHODS are not loaded."""
+
+_EXTRAS = {
+    "completion": "completion", "report": "reports", "reproduce": "reports", "sweep": "reports"
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,8 +93,7 @@ def _run(words: list[str]) -> int:
             importlib.import_module("fedshot.methods.user_methods").load()
         if options.command == "resume" and _on_nodes(options.folder):
             options.module = "flower"
-        if options.module == "flower":
-            importlib.import_module("fedshot.deploy.flower").require_flower()
+        _require_extra(options)
         module = importlib.import_module(f"fedshot.cli.{options.module}")
         command: Callable[[argparse.Namespace], int] = getattr(module, options.function)
         return command(options)
@@ -106,6 +110,14 @@ def _run(words: list[str]) -> int:
     finally:
         for number, usual in _SIGNALS.items():
             _replace_handler(number, shutdown.stop, usual)
+
+
+def _require_extra(options: argparse.Namespace) -> None:
+    """Raise ConfigError if the command needs an extra for all that it does, and it is missing."""
+    if options.module == "flower":
+        importlib.import_module("fedshot.deploy.flower").require_flower()
+    elif extra := _EXTRAS.get(options.command):
+        require(extra, f"`fedshot {options.command}`")
 
 
 def _on_nodes(folder: Path) -> bool:

@@ -17,8 +17,8 @@ from pathlib import Path
 from fedshot.core import storage
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.extras import require
 from fedshot.core.text import count, other_kinds
-from fedshot.reports.answers import AnswersPage, Card, write_answers
 from fedshot.use.calibration import Calibration, store
 from fedshot.use.card import card_facts
 from fedshot.use.classifier import FewShotClassifier
@@ -36,7 +36,9 @@ _ENDS = {
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Classify the files of a folder, given a folder of labelled examples."""
+    """Classify the files of a folder by a folder of labelled examples."""
+    if options.page:
+        require("reports", "--page")
     classifier = FewShotClassifier.from_run(
         options.run,
         client=whole("client", options.client),
@@ -75,9 +77,7 @@ def predict(options: argparse.Namespace) -> int:
     else:
         say(text.rstrip("\n"))
     if options.page:
-        write_answers(
-            options.page, _answers_page(options, run, classifier, support, found, skipped)
-        )
+        _write_page(options, run, classifier, support, found, skipped)
     if not options.quiet:
         made = [str(place) for place in (options.to, options.page) if place]
         unused = sum(not one.passed for one in skipped)
@@ -230,14 +230,16 @@ def _tell_skipped(skipped: Sequence[Skipped], *, quiet: bool) -> None:
         tell(f"and {len(skipped) - _TOLD} more skipped")
 
 
-def _answers_page(
+def _write_page(
     options: argparse.Namespace,
     run: TrainedRun,
     classifier: FewShotClassifier,
     support: Support,
     found: Sequence[FilePrediction],
     skipped: Sequence[Skipped],
-) -> AnswersPage:
+) -> None:
+    from fedshot.reports.answers import AnswersPage, Card, write_answers
+
     by_class: dict[str, list[Path | str]] = {}
     for path, label, text in zip(support.paths, support.labels, support.texts, strict=True):
         by_class.setdefault(label, []).append(text or _shown(path, run.dataset_info.is_text))
@@ -257,7 +259,8 @@ def _answers_page(
     roots = [place.parent if place.is_file() else place for place in places]
     unread = [(_below(str(s.path), roots), _below(s.reason, roots)) for s in skipped]
     title = f"{options.query.resolve().name}, answered by {facts['run']}"
-    return AnswersPage(title, facts, by_class, cards, unread)
+    page = AnswersPage(title, facts, by_class, cards, unread)
+    write_answers(options.page, page)
 
 
 def _noun(place: Path) -> str:

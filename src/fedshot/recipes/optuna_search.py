@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedshot.core.errors import ConfigError
+from fedshot.core.extras import require
 from fedshot.recipes.jobs import Event
 from fedshot.recipes.trials import Space, rounded
 
@@ -25,13 +25,9 @@ _FILE = "optuna.log"
 
 def require_optuna() -> Any:
     """Return the package optuna. Raises ConfigError if it is not installed."""
-    try:
-        import optuna
-    except ImportError:
-        raise ConfigError(
-            "--optuna needs Optuna, which is not installed. Install fedshot with its extra: "
-            "pip install 'fedshot[optuna]'."
-        ) from None
+    require("optuna", "--optuna")
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

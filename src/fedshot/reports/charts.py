@@ -15,8 +15,8 @@ import plotly.graph_objects as go
 
 from fedshot.core.text import shortened
 from fedshot.reports.curves import Line, Series
-from fedshot.reports.data_views import Map, PartitionTable
 from fedshot.reports.figure_export import INK, PALETTE
+from fedshot.reports.run_views import Map, PartitionTable
 
 Figure: TypeAlias = dict[str, Any]
 

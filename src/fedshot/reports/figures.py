@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from fedshot.core.text import joined, printable
 from fedshot.reports import charts
 from fedshot.reports.curves import Series, metric_lines
-from fedshot.reports.data_views import DataViews, Map, PartitionTable
 from fedshot.reports.run_files import Groups, Run
+from fedshot.reports.run_views import DataViews, Map, PartitionTable
 from fedshot.reports.significance import ComparisonRow
 
 _CAPTIONS = {

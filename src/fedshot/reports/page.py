@@ -19,9 +19,9 @@ from plotly.offline import get_plotlyjs
 from fedshot.core import storage
 from fedshot.reports import figures, ledgers
 from fedshot.reports.curves import Series
-from fedshot.reports.data_views import DataViews
 from fedshot.reports.markup import render, template_source
 from fedshot.reports.run_files import Groups
+from fedshot.reports.run_views import DataViews
 from fedshot.reports.significance import ComparisonRow
 from fedshot.reports.summary import summary
 from fedshot.reports.table import comparison_values

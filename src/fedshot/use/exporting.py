@@ -6,7 +6,6 @@ that adapt by gradient steps start from the encoder's weights.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import warnings
@@ -31,6 +30,7 @@ from fedshot.core.errors import (
     check_kind,
     check_word,
 )
+from fedshot.core.extras import require
 from fedshot.learners.learner import test_modes
 from fedshot.use.card import CARD, card_text, preprocessing
 from fedshot.use.encoder import Encoder, TaskEncoder, encoder_module, encoder_of, example
@@ -199,14 +199,7 @@ def _torch_export(module: Encoder, traced: tuple[Tensor, ...]) -> Any:
 
 
 def _onnx(module: Encoder, traced: tuple[Tensor, ...]) -> Any:
-    missing = [
-        name for name in ("onnx", "onnxscript", "onnxruntime") if not importlib.util.find_spec(name)
-    ]
-    if missing:
-        raise ConfigError(
-            f"--to onnx needs {' and '.join(missing)}. Install the extra: pip install "
-            "'fedshot[onnx]'."
-        )
+    require("onnx", "--to onnx")
     import onnxruntime
 
     names = list(_dynamic(module))

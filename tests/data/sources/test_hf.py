@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedshot.core.errors import DataError
+from fedshot.core.errors import ConfigError, DataError
 from fedshot.data.sources.hf import HF
 
 INSTALLED = importlib.util.find_spec("datasets") is not None
@@ -29,7 +29,7 @@ def test_channels_are_grey_or_colour():
 
 @pytest.mark.skipif(INSTALLED, reason="is about the extra missing")
 def test_without_the_extra_it_is_said_what_to_install():
-    with pytest.raises(DataError, match=r'pip install "fedshot\[hf\]"'):
+    with pytest.raises(ConfigError, match=r"pip install 'fedshot\[hf\]'"):
         HF("some/name", text="text").load(None)
 
 

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 
 from fedshot.core.errors import DataError, check_word, nearest
+from fedshot.core.extras import require
 from fedshot.core.text import spelling
 from fedshot.data.dataset import Dataset, Pixels
 from fedshot.data.files.images import Aspect, check_channels, check_side, decode
@@ -78,13 +79,8 @@ class HF(TextOptions, Source):
         return labelled(stem, x, [str(c) for c in labels], users)
 
     def _table(self) -> Any:
-        try:
-            datasets = importlib.import_module("datasets")
-        except ImportError:
-            raise DataError(
-                "data.name is 'hf', which needs the package `datasets`. Install it: "
-                'pip install "fedshot[hf]".'
-            ) from None
+        require("hf", "data.name 'hf'")
+        datasets = importlib.import_module("datasets")
         try:
             return datasets.load_dataset(self.path, self.config, split=self.part)
         except Exception as error:  # network, hub and readers raise many types

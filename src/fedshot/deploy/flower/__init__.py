@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 
 from fedshot.core.errors import ConfigError
+from fedshot.core.extras import require
 
 CHECKED = ("1.41.0",)
 _LIKE = ("1.41.", "1.42.")
@@ -18,13 +19,8 @@ _LIKE = ("1.41.", "1.42.")
 
 def require_flower() -> str:
     """Return the version of flwr. Raises ConfigError if it is missing or unsupported."""
-    try:
-        version = importlib.metadata.version("flwr")
-    except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(
-            "this command needs Flower, which is not installed. Install fedshot with its extra: "
-            "pip install 'fedshot[flower]'."
-        ) from None
+    require("flower", "this command")
+    version = importlib.metadata.version("flwr")
     if not version.startswith(_LIKE):
         raise ConfigError(
             f"flwr is {version}; fedshot works with 1.41 and 1.42. Install one of them: "

@@ -7,7 +7,6 @@ once: a round that is trained again has the same values and is not sent again.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +14,8 @@ from typing import Any, Protocol
 from fedshot.config import settings as trees
 from fedshot.config.schema import not_honest
 from fedshot.config.settings import Settings, flat
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.extras import require
 from fedshot.evaluation.episodic_test import Score
 from fedshot.runs.recorder import Record, Recorder
 from fedshot.runs.trackers.mlflow import MLflow
@@ -50,12 +50,9 @@ _SINKS: Mapping[str, Callable[[Path, str, Mapping[str, Any]], Sink]] = {
 
 
 def check(kind: str) -> None:
-    """Raise ConfigError if the package of a tracker is missing."""
-    if importlib.util.find_spec(kind) is None:
-        raise ConfigError(
-            f"tracker is {kind!r}, but the package {kind} is not installed. Install the extra "
-            "`tracking` (pip install 'fedshot[tracking]'), or omit --tracker."
-        )
+    """Raise ConfigError if there is no such tracker, or its package is missing."""
+    check_word("tracker", kind, _SINKS)
+    require("tracking", f"the tracker {kind!r}", kind)
 
 
 class Tracker:

@@ -1,0 +1,44 @@
+"""Optional dependencies: the packages that each extra of fedshot installs."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from fedshot.core.errors import ConfigError
+from fedshot.core.text import joined
+
+PACKAGES = {
+    "completion": ("shtab",),
+    "flower": ("flwr", "cryptography", "httpx"),
+    "hf": ("datasets",),
+    "pandas": ("pandas",),
+    "optuna": ("optuna",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "reports": ("matplotlib", "plotly", "jinja2", "markupsafe"),
+    "tracking": ("tensorboard", "wandb", "mlflow"),
+}
+"""Name of an extra -> names under which its packages are imported."""
+
+
+def require(extra: str, purpose: str, *packages: str) -> None:
+    """Raise ConfigError if a package of an extra is not installed.
+
+    Args:
+        extra: name of the extra, a key of `PACKAGES`.
+        purpose: what needs it, as the subject of a sentence, such as "--to onnx".
+        packages: the packages of the extra that are needed; by default all.
+    """
+    missing = [name for name in packages or PACKAGES[extra] if not _installed(name)]
+    if missing:
+        are = "is" if len(missing) == 1 else "are"
+        raise ConfigError(
+            f"{purpose} needs {joined(missing)}, which {are} not installed. Install the extra "
+            f"`{extra}`: pip install 'fedshot[{extra}]'."
+        )
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

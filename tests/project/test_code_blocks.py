@@ -1,0 +1,136 @@
+"""A block of code on a page runs, or a comment above it says why not: <!-- not run: why -->."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+import fedshot as fs
+from fedshot.cli.main import make_parser
+from fedshot.config.registry import KINDS, every_option
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(
+    r"(<!-- not run: [^\n]+ -->\n)?^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
+SMALL = {
+    "data": "digits",
+    "model": {"backbone": {"name": "mlp", "hidden": [8]}},
+    "method": {"name": "fl_proto", "local_steps": 1},
+    "partition": {"name": "iid", "clients": 2},
+    "episode": {"way": 2, "shot": 1, "query": 2},
+    "run": {"rounds": 1},
+    "test": {"way": 2, "shot": 1, "query": 5, "episodes": 5, "validation_episodes": 5},
+}
+PATHS = {"name", "seed"} | {option.path for option in every_option()}
+PATHS |= {f"{place}.name" for place in KINDS}
+SECTIONS = {".".join(path.split(".")[:i]) for path in PATHS for i in (1, 2, 3)}
+
+
+class Block(NamedTuple):
+    """A block of a page: its language, its text, and whether it is marked as not run."""
+
+    language: str
+    text: str
+    marked: bool
+
+
+def blocks(page: Path) -> list[Block]:
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [Block(language, text, bool(mark)) for mark, language, text in found]
+
+
+def with_blocks(*languages: str) -> list[Path]:
+    return [page for page in PAGES if any(block.language in languages for block in blocks(page))]
+
+
+def three_runs(folder: Path) -> None:
+    for seed in range(3):
+        fs.train(SMALL, seed=seed, out=folder / f"runs/mine-{seed}", progress=False)
+
+
+def run_and_pictures(folder: Path) -> None:
+    fs.train(SMALL, out=folder / "runs/omniglot", progress=False)
+    rng = np.random.default_rng(0)
+    for name in ("a1", "a2", "b1", "b2", "what"):
+        Image.fromarray(rng.integers(0, 256, (8, 8), np.uint8)).save(folder / f"{name}.png")
+
+
+def settings(folder: Path) -> None:
+    (folder / "x.yaml").write_text(
+        yaml.safe_dump({**SMALL, "data": {"name": "digits"}, "name": "mine"})
+    )
+
+
+# What a page takes for granted: pages without an entry need nothing.
+BEFORE: dict[str, Callable[[Path], None]] = {
+    "README": settings,
+    "report": three_runs,
+    "use": run_and_pictures,
+}
+
+
+@pytest.mark.parametrize("page", with_blocks("python"), ids=lambda page: page.stem)
+def test_blocks_of_python_run_in_their_order(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    BEFORE.get(page.stem, lambda _: None)(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks(page):
+        if block.language == "python" and not block.marked:
+            exec(compile(block.text, f"{page.name}: {block.text[:60]!r}", "exec"), names)
+
+
+@pytest.mark.parametrize("page", with_blocks("python"), ids=lambda page: page.stem)
+def test_a_block_that_does_not_run_compiles(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "python" and block.marked:
+            lines = block.text.splitlines()
+            nested = lines[0].startswith(" ")
+            compile(
+                "class Part:\n" + block.text if nested else ended(block.text), page.name, "exec"
+            )
+
+
+def ended(text: str) -> str:
+    """Return a text that ends in the head of a class as that of an empty one."""
+    return text + "    pass\n" if text.rstrip().endswith(":") else text
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Yield the words of each command of fedshot in the page's blocks."""
+    for block in blocks(page):
+        if block.language not in ("", "sh", "bash", "console"):
+            continue
+        for line in block.text.replace("\\\n", " ").splitlines():
+            found = re.match(r"(?:\w+=\S+ )*(?:\.venv/bin/)?fedshot (\S.*)", line.strip())
+            if found and not found[1].startswith(("-> ", ": ")):
+                text = re.split(r" > | \| | && ", found[1])[0]
+                words = shlex.split(text, comments=True)
+                if "..." not in words:  # else it is no whole command
+                    yield words
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if [*commands(p)]], ids=lambda page: page.stem)
+def test_commands_of_a_page_are_those_of_the_command_line(page: Path) -> None:
+    for words in commands(page):
+        try:
+            options, rest = make_parser().parse_known_args(words)
+        except SystemExit:
+            pytest.fail(f"fedshot {shlex.join(words)}: refused")
+        if not options.takes_settings:
+            assert rest == [], words
+        for word in rest:
+            if word.startswith("--"):
+                path = word.removeprefix("--").partition("=")[0]
+                assert path in PATHS | SECTIONS, f"--{path} in: fedshot {shlex.join(words)}"
