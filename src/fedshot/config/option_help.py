@@ -129,8 +129,8 @@ def text(path: str, kind: str | None = None) -> str:
 def pages() -> dict[str, str]:
     """Return the Markdown pages of `docs/options`, keyed by file name.
 
-    They list the options of every section and of every kind in this package: a page for each
-    section, one for each family of methods, and `index.md`.
+    They list the options of all sections and of all of fedshot's components: a page for each
+    section, a page for each family of methods, and `index.md`.
     """
     found: dict[str, list[str]] = {}
     index = [_INDEX]
@@ -150,7 +150,7 @@ def pages() -> dict[str, str]:
 
 
 def _page(part: OptionSection) -> tuple[str, str]:
-    """Return the file name and the title of the page that lists a section or kind."""
+    """Return the file name and the title of the page that lists a section or component."""
     if part.path != "method":
         section = part.path.split(".")[0]
         return f"{section}.md", section
@@ -159,7 +159,7 @@ def _page(part: OptionSection) -> tuple[str, str]:
 
 
 def _section(part: OptionSection, *, first: bool, titled: bool) -> Iterator[str]:
-    """Yield the lines of a section or kind; the first of its key path has the path's heading."""
+    """Yield the lines of a section or component; `first` adds the heading of its key path."""
     if first and part.path != "method":
         yield from () if titled else (f"## {part.path}", "")
         if part.path in KINDS:
