@@ -144,7 +144,8 @@ def pages() -> dict[str, str]:
             page += _section(part, first=not row, titled=title == path)
             link = f"{name}#{part.kind}" if part.kind else name
             row.append(f"[`{part.kind or path}`]({link})")
-        index.append(f"| `{path}` | {', '.join(row)} |")
+        default = f"`{KINDS[path][1]}`" if path in KINDS else ""
+        index.append(f"| `{path}` | {', '.join(row)} | {default} |")
     lines = {"index.md": index} | found
     return {name: "\n".join(page).rstrip() + "\n" for name, page in lines.items()}
 
@@ -221,8 +222,8 @@ Beside the sections there are `name`, the name of the run and its folder, and `s
 
 `fedshot options --markdown docs/options` writes these pages.
 
-| key path | options |
-|---|---|"""
+| key path | options | default |
+|---|---|---|"""
 _HEAD = "[All options](index.md). `fedshot options --markdown docs/options` writes this page.\n"
 _FAMILIES = {"base": "controls", "fedfsl": "FedFSL", "f2l": "F2L", "frl": "few-round learning",
              "personal": "personal models"}  # fmt: skip
