@@ -1,6 +1,6 @@
 """Measure fedshot beside its peers, on the same work, in one interleaved run.
 
-    python benchmarks/run.py                     everything: results.json and docs/benchmarks.md
+    python benchmarks/run.py                     everything: results.json and the pages in docs
     python benchmarks/run.py --only flower/      cases whose names hold this, put into those results
     python benchmarks/run.py --quick             next to no work: does everything run?
     python benchmarks/run.py --list              the names of the cases
@@ -31,7 +31,7 @@ import steps
 import tests_at_server
 import texts
 from case import Options, Result, UnequalError
-from report import page
+from report import front, pages
 
 from fedshot.core.machine import keep_freed_memory
 from fedshot.recipes import provenance
@@ -80,10 +80,10 @@ def main() -> int:
 
 def _targets(quick: bool) -> tuple[Path, Path]:
     if not quick:
-        return ROOT / "benchmarks" / "results.json", ROOT / "docs" / "benchmarks.md"
+        return ROOT / "benchmarks" / "results.json", ROOT / "docs"
     folder = ROOT / "runs" / "benchmarks-quick"
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / "results.json", folder / "benchmarks.md"
+    return folder / "results.json", folder
 
 
 def _source(repeats: int) -> dict[str, Any]:
@@ -107,7 +107,10 @@ def _write(held: dict[str, Any], results: Path, docs: Path) -> None:
     found = {"cases": {name: held[name] for name in order if name in held}}
     results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     shares = (ROOT / "benchmarks" / "kernel_shares.md").read_text(encoding="utf-8")
-    docs.write_text(f"{page(found)}\n{shares}", encoding="utf-8")
+    (docs / "benchmarks").mkdir(exist_ok=True)
+    (docs / "benchmarks.md").write_text(front(found), encoding="utf-8")
+    for name, text in pages(found, shares).items():
+        (docs / "benchmarks" / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

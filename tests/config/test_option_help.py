@@ -10,7 +10,7 @@ from fedshot.cli.main import main
 from fedshot.config import option_help
 from fedshot.config.registry import KINDS, NO_HEAD, all_options
 
-PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+DOCS = Path(__file__).parents[2] / "docs" / "options"
 EVERY = [part for place in option_help.PATHS for part in option_help.parts(place)]
 
 
@@ -30,10 +30,14 @@ def test_every_option_of_a_configuration_is_listed() -> None:
             assert {one.path for one in all_options(names)} <= listed, (place, kind, default)
 
 
-def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["options", "--markdown"]) == 0
-    assert capsys.readouterr().out == PAGE.read_text(encoding="utf-8"), (
-        "docs/options.md is not what `fedshot options --markdown` prints"
+def test_the_pages_are_what_the_command_writes(tmp_path: Path) -> None:
+    assert main(["options", "--markdown", str(tmp_path)]) == 0
+    written, kept = (
+        {page.name: page.read_text(encoding="utf-8") for page in folder.iterdir()}
+        for folder in (tmp_path, DOCS)
+    )
+    assert written == kept, (
+        "docs/options is not what `fedshot options --markdown docs/options` writes"
     )
 
 
@@ -69,7 +73,10 @@ def test_a_place_is_listed(words: list[str], said: str, capsys: pytest.CaptureFi
             "run has no kinds to choose 'fast' from. `fedshot options run` lists",
         ),
         (["model.head", "cosin"], "there is no model.head 'cosin'. Did you mean 'cosine'"),
-        (["run", "--markdown"], "--markdown is the page of all places. Leave out the place."),
+        (
+            ["run", "--markdown", "pages"],
+            "--markdown writes the pages of all places. Leave out the place.",
+        ),
     ],
 )
 def test_a_slip_is_told(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

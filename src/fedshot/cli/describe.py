@@ -21,11 +21,13 @@ def methods(options: argparse.Namespace) -> int:
 
 
 def options(chosen: argparse.Namespace) -> int:
-    """Print the list of sections, a section's options, or the Markdown page of all options."""
+    """Print the sections or the options of one, or write the Markdown pages of all options."""
     if chosen.markdown and chosen.place:
-        raise ConfigError("--markdown is the page of all places. Leave out the place.")
+        raise ConfigError("--markdown writes the pages of all places. Leave out the place.")
     if chosen.markdown:
-        say(option_help.markdown().rstrip("\n"))
+        chosen.markdown.mkdir(parents=True, exist_ok=True)
+        for name, text in option_help.pages().items():
+            (chosen.markdown / name).write_text(text, encoding="utf-8")
     else:
         say(option_help.text(chosen.place, chosen.kind) if chosen.place else option_help.overview())
     return 0

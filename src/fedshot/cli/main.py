@@ -268,7 +268,8 @@ def _add_descriptions(commands: Commands) -> None:
     options = _add(commands, "options", text, "describe")
     options.add_argument("place", nargs="?", help="a section, such as run or model.head")
     options.add_argument("kind", nargs="?", metavar="name", help="what to choose there")
-    options.add_argument("--markdown", action="store_true", help="print the page of all options")
+    text = "write the pages of all options into this folder"
+    options.add_argument("--markdown", type=Path, metavar="FOLDER", help=text)
     methods = _add(commands, "methods", "list the methods, or the options of one", "describe")
     methods.add_argument("method", nargs="?", help="a method's name")
     text = "describe configurations for other programs"

@@ -127,22 +127,52 @@ def text(path: str, kind: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def markdown() -> str:
-    """Return `docs/options.md`: the options of all sections and of all of fedshot's components."""
-    said = [_HEAD]
+def pages() -> dict[str, str]:
+    """Return the Markdown pages of `docs/options`, keyed by file name.
+
+    They list the options of all sections and of all of fedshot's components: a page for each
+    section, a page for each family of methods, and `index.md`.
+    """
+    found: dict[str, list[str]] = {}
+    index = [_INDEX]
     for path in PATHS:
-        said += [f"## {path}", ""]
-        if path in KINDS:
-            said += [f"`{path}.name` chooses; `{KINDS[path][1]}` where it is not given.", ""]
+        row: list[str] = []
         for part in parts(path):
             if not part.cls.__module__.startswith("fedshot."):
                 continue
-            said += [f"### {part.kind}", ""] if part.kind else []
-            more = f" [Its page](methods/{part.kind}.md)." if path == "method" else ""
-            said += [part.summary + more, ""]
-            if rows := [_row(one) for one in part.options()]:
-                said += ["| option | default | what it is |", "|---|---|---|", *rows, ""]
-    return "\n".join(said).rstrip() + "\n"
+            name, title = _page(part)
+            page = found.setdefault(name, [f"# {title}", "", _HEAD])
+            page += _section(part, first=not row, titled=title == path)
+            link = f"{name}#{part.kind}" if part.kind else name
+            row.append(f"[`{part.kind or path}`]({link})")
+        default = f"`{KINDS[path][1]}`" if path in KINDS else ""
+        index.append(f"| `{path}` | {', '.join(row)} | {default} |")
+    lines = {"index.md": index} | found
+    return {name: "\n".join(page).rstrip() + "\n" for name, page in lines.items()}
+
+
+def _page(part: OptionSection) -> tuple[str, str]:
+    """Return the file name and the title of the page that lists a section or component."""
+    if part.path != "method":
+        section = part.path.split(".")[0]
+        return f"{section}.md", section
+    family = part.cls.__module__.split(".")[2]
+    return f"method-{family}.md", f"method: {_FAMILIES.get(family, family)}"
+
+
+def _section(part: OptionSection, *, first: bool, titled: bool) -> Iterator[str]:
+    """Yield the lines of a section or component; `first` adds the heading of its key path."""
+    if first and part.path != "method":
+        yield from () if titled else (f"## {part.path}", "")
+        if part.path in KINDS:
+            yield from (f"`{part.path}.name` chooses; the default is "
+                        f"`{KINDS[part.path][1]}`.", "")  # fmt: skip
+    if part.kind:
+        yield from (f"{'##' if titled or part.path == 'method' else '###'} {part.kind}", "")
+    more = f" [Its page](../methods/{part.kind}.md)." if part.path == "method" else ""
+    yield from (part.summary + more, "")
+    if rows := [_row(one) for one in part.options()]:
+        yield from ("| option | default | meaning |", "|---|---|---|", *rows, "")
 
 
 def json_schema() -> dict[str, Any]:
@@ -181,16 +211,23 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-_HEAD = """\
-# All options
+_INDEX = """\
+# Options
 
-Made by `fedshot options --markdown > docs/options.md`; not written by hand. Each is a key of the
-configuration file and an option of the command line: `run.rounds` is `rounds:` below `run:`, and
-`--run.rounds 50`. `fedshot options PLACE NAME` prints the same, and `fedshot methods NAME` that of
-a method; what its options are for stands on its page. Beside the sections there are `name`, of the
-run and its folder, and `seed`. `fedshot config schema` prints all of it for
-[editors](start.md#completion).
-"""
+The pages of this table list every option of a configuration. An option is a key of the YAML file
+and an option of the command line: `run.rounds` is `rounds:` below `run:`, or `--run.rounds 50`.
+Beside the sections there are `name`, the name of the run and its folder, and `seed`.
+
+`fedshot options PLACE NAME` prints one section, `fedshot methods NAME` the options of a method.
+`fedshot config schema` prints all of them for [editors](../start.md#completion).
+
+`fedshot options --markdown docs/options` writes these pages.
+
+| key path | options | default |
+|---|---|---|"""
+_HEAD = "[All options](index.md). `fedshot options --markdown docs/options` writes this page.\n"
+_FAMILIES = {"base": "controls", "fedfsl": "FedFSL", "f2l": "F2L", "frl": "few-round learning",
+             "personal": "personal models"}  # fmt: skip
 
 
 def _row(option: Option) -> str:
