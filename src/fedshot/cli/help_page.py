@@ -11,7 +11,7 @@ _HEAD = """\
 # Commands
 
 What each command prints with `--help`. `fedshot COMMAND --help` prints the same in a terminal.
-[Options](options.md) lists the settings of a configuration, which some commands take as
+[Options](options/index.md) lists the settings of a configuration, which some commands take as
 `--section.key VALUE`.
 """
 
