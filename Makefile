@@ -47,10 +47,10 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The site, in `site/`; a link that leads nowhere stops it. The pictures of results lie beside the pages.
+# The site, in `site/`; a link that leads nowhere stops it. Each cell of results gets a page there.
 docs: .venv/.docs
-	rm -rf .docs && mkdir .docs && cp -r docs .docs/pages && cp -r results .docs/pages/results
-	sed -i.bak 's|](../results/|](results/|' .docs/pages/results.md && rm .docs/pages/results.md.bak
+	rm -rf .docs && mkdir .docs && cp -r docs .docs/pages && cp -r results/. .docs/pages/results
+	$(BIN)/python -m fedshot reproduce results --results .docs/pages/results --to .docs/pages/results.md --cell-pages
 	$(BIN)/zensical build --clean --strict
 
 format: $(STAMP)

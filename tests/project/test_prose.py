@@ -15,7 +15,8 @@ import fedshot
 
 PACKAGE = Path(fedshot.__file__).parent
 ROOT = Path(__file__).parents[2]
-PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/results.md"})
+MADE = {ROOT / "docs/results.md", *(ROOT / "docs/results").glob("*.md")}  # of results' files
+PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - MADE)
 ROOMS = sorted(p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__")
 LONGEST = 40  # words of a sentence
 # Words for which the field has others: an exam that somebody sits, letters in the post.
