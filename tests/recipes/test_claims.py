@@ -94,10 +94,10 @@ def test_a_leaderboard_ranks_and_tells_which_methods_are_level(tmp_path: Path) -
     held = list(cells(tmp_path, {"one": 0.05, "five": 0.02}).values())
     table = results_page._Table(held[0].cell.recipe, "paper", held)
     shown = claims.Shown("t", "paper", ("one", "five"))
-    clear, level = results_page._leaderboard([table], shown, "")
-    assert [line[0] for line in clear["lines"]] == ["FL-Proto", "Local"]
-    assert [line[2] for line in clear["lines"]] == ["leader", f"below, {MINUS}5.00 ± 3.24"]
-    assert level["lines"][1][2].startswith(f"not distinguishable, {MINUS}2.00")
+    boards = results_page._leaderboard({("t", "paper"): table}, shown, "")
+    assert [line[0] for line in boards["1-shot"]] == ["FL-Proto", "Local"]
+    assert [line[2] for line in boards["1-shot"]] == ["leader", f"below, {MINUS}5.00 ± 3.24"]
+    assert boards["5-shot"][1][2].startswith(f"not distinguishable, {MINUS}2.00")
 
 
 def test_pages_link_to_cells_only_where_cells_have_pages(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ and on request each cell has a page with its settings, seeds and validation curv
 from __future__ import annotations
 
 import itertools
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 from markupsafe import Markup, escape
@@ -49,11 +50,15 @@ class _Table:
     def cells(self) -> dict[str, State]:
         return {state.cell.key: state for state in self.states}
 
-    def at(self, shown: Shown, column: str) -> list[State]:
-        """Return the finished cells of a column in the order of the rows that are shown."""
-        rows = shown.rows or tuple(self.recipe.rows)
-        found = self.cells
-        return [found[key] for row in rows if (key := f"{row}/{column}") in found]
+    def at(self, shown: Shown) -> dict[str, list[State]]:
+        """Return the finished cells that are shown, by column; a column without cells is absent."""
+        cells, rows = self.cells, shown.rows or tuple(self.recipe.rows)
+        keys = {column: [f"{row}/{column}" for row in rows] for column in shown.columns}
+        found = {column: [cells[k] for k in some if k in cells] for column, some in keys.items()}
+        return {column: states for column, states in found.items() if states}
+
+
+_Tables: TypeAlias = Mapping[tuple[str, str], _Table]  # keyed by recipe and variant
 
 
 def pages(
@@ -81,15 +86,15 @@ def pages(
         size = 'xmlns="http://www.w3.org/2000/svg" width="14" height="14"'
         found[f"{name}/{_light(status)}"] = f"<svg {size}>{shape}</svg>\n"
     for key, paper in claims.load().papers.items():
-        if table := _find(tables, paper):
-            found[f"{name}/{key}.svg"] = _chart(table, paper)
-    for recipe, group in itertools.groupby(tables, key=attrgetter("recipe")):
-        mine = list(group)
-        notes = results / recipe.name / _NOTES
+        if table := tables.get((paper.recipe, paper.variant)):
+            found[f"{name}/{key}.svg"] = published_and_ours(paper.title, table.at(paper))
+    for recipe, group in itertools.groupby(tables.values(), key=attrgetter("recipe")):
+        mine, notes = list(group), results / recipe.name / _NOTES
         found[f"{name}/{recipe.name}.md"] = render_markdown(
             "results_recipe.md",
             recipe=recipe,
             front=f"../{name}.md",
+            linked=cells,
             notes=Markup(notes.read_text(encoding="utf-8").strip()) if notes.exists() else "",
             tables=[_section(table, figures, cells) for table in mine],
         )
@@ -99,22 +104,17 @@ def pages(
     return found
 
 
-def _tables(results: Path, recipes: Mapping[str, Recipe]) -> tuple[list[_Table], list[str]]:
+def _tables(results: Path, recipes: Mapping[str, Recipe]) -> tuple[_Tables, list[str]]:
     """Return the tables of up-to-date results, and a text for each result that is out of date."""
-    tables: list[_Table] = []
+    tables: dict[tuple[str, str], _Table] = {}
     left_out: list[str] = []
     key = attrgetter("recipe", "variant")
     for (name, variant), group in itertools.groupby(sorted(Results(results).every(), key=key), key):
         states, others = current(name, variant, list(group), recipes.get(name))
         left_out += others
         if states:
-            tables.append(_Table(recipes[name], variant, states))
+            tables[name, variant] = _Table(recipes[name], variant, states)
     return tables, left_out
-
-
-def _find(tables: Sequence[_Table], shown: Shown) -> _Table | None:
-    wanted = (shown.recipe, shown.variant)
-    return next((t for t in tables if (t.recipe.name, t.variant) == wanted), None)
 
 
 # The front page.
@@ -124,63 +124,50 @@ def _light(status: str) -> str:
     return f"{status.replace(' ', '-')}.svg"
 
 
-def _front(tables: Sequence[_Table], left_out: Sequence[str], name: str, linked: str) -> str:
+def _front(tables: _Tables, left_out: Sequence[str], name: str, linked: str) -> str:
     """Return the front page; numbers link to the pages of cells in the folder `linked`, if any."""
-    front = claims.load()
-    cells = {(table.recipe.name, table.variant): table.cells for table in tables}
-    papers = []
+    front, papers = claims.load(), []
     for key, paper in front.papers.items():
-        table = _find(tables, paper)
-        judged = [judge(one, cells.get((one.recipe, one.variant), {})) for one in paper.claims]
+        table = tables.get((paper.recipe, paper.variant))
+        of = {one: tables.get((one.recipe, one.variant)) for one in paper.claims}
+        judged = [judge(one, held.cells if held else {}) for one, held in of.items()]
         papers.append(
             {
                 "paper": paper,
                 "chart": f"{name}/{key}.svg",
-                "table": table,
                 "measure": measure(table.recipe, table.states) if table else "",
-                "head": _head(table, paper) if table else [],
                 "lines": _headline(table, paper, linked) if table else [],
                 "conditions": _conditions(table, paper) if table else [],
                 "claims": [(one, _evidence(one)) for one in judged],
                 "statuses": [one.status for one in judged],
             }
         )
+    made = {table.recipe.name: table.recipe for table in tables.values()}
+    n = Counter(table.recipe.name for table in tables.values() for _ in table.states)
     return render_markdown(
         "results_front.md",
         papers=papers,
         lights={
-            status: Markup(f"![]({name}/{_light(status)}) {status.replace(' ', '&nbsp;')}")
+            status: Markup(f"![]({name}/{_light(status)})&nbsp;{status.replace(' ', '&nbsp;')}")
             for status in claims.LIGHTS
         },
         boards=_leaderboard(tables, front.leaderboard, linked),
         leaderboard=front.leaderboard,
-        recipes=[
-            (recipe, len([s for t in group for s in t.states]))
-            for recipe, group in (
-                (recipe, list(some))
-                for recipe, some in itertools.groupby(tables, key=attrgetter("recipe"))
-            )
-        ],
-        made={table.recipe.name for table in tables},
+        recipes={key: (recipe, count(n[key], "cell")) for key, recipe in made.items()},
         left_out=left_out,
         name=name,
-        count=count,
     )
 
 
-def _head(table: _Table, paper: Paper) -> list[str]:
-    labels = [table.recipe.columns[column].label for column in paper.columns]
-    pairs = [(f"{label}: published", "ours") for label in labels]
-    return ["method", *itertools.chain(*pairs), "seeds"]
-
-
 def _headline(table: _Table, paper: Paper, linked: str) -> list[list[str]]:
-    """Return a line for each method: published and own accuracy by column, and the seeds."""
-    lines = []
+    """Return a heading, and for each method published and own accuracies and the seeds."""
+    cells, labels = table.cells, [table.recipe.columns[column].label for column in paper.columns]
+    lines = [
+        ["method", *(text for one in labels for text in (f"{one}: published", "ours")), "seeds"]
+    ]
     for row in paper.rows:
-        states = [table.cells.get(f"{row}/{column}") for column in paper.columns]
-        held = [state for state in states if state]
-        if held:
+        states = [cells.get(f"{row}/{column}") for column in paper.columns]
+        if held := [state for state in states if state]:
             numbers = [(published(s), _number(s, table, linked)) if s else ("", "") for s in states]
             seeds = [len(state.finished) for state in held]
             lines.append([held[0].cell.row.label, *itertools.chain(*numbers), _ends(seeds)])
@@ -197,7 +184,7 @@ def _number(state: State, table: _Table, folder: str) -> str:
 
 def _conditions(table: _Table, paper: Paper) -> list[str]:
     """Return the notes that all headline cells share, those on data first."""
-    states = [state for column in paper.columns for state in table.at(paper, column)]
+    states = itertools.chain(*table.at(paper).values())
     notes = [marks(state.cell, state.result) for state in states]
     common = [note for note in notes[0] if all(note in one for one in notes)] if notes else []
     return sorted(common, key=lambda note: not note.startswith("data"))
@@ -230,18 +217,13 @@ def _span(values: Sequence[float]) -> str:
     return " to ".join(points(v / 100, 1).partition(" ±")[0] for v in ends) or "-"
 
 
-def _chart(table: _Table, paper: Paper) -> str:
-    held = {column: table.at(paper, column) for column in paper.columns}
-    return published_and_ours(paper.title, {c: states for c, states in held.items() if states})
-
-
-def _leaderboard(tables: Sequence[_Table], shown: Shown, linked: str) -> list[dict[str, Any]]:
-    """Return a ranked table for each column, with differences from its leader."""
-    table = _find(tables, shown)
-    boards = []
-    for column in shown.columns if table else ():
+def _leaderboard(tables: _Tables, shown: Shown, linked: str) -> dict[str, list[list[Any]]]:
+    """Return the ranked lines of each column, with differences from its leader."""
+    table = tables.get((shown.recipe, shown.variant))
+    boards = {}
+    for states in table.at(shown).values() if table else ():
         assert table is not None
-        held = [(row_of(s.result), s) for s in table.at(shown, column) if s.result]
+        held = [(row_of(state.result), state) for state in states if state.result]
         held.sort(key=lambda pair: pair[0].accuracy, reverse=True)
         lines: list[list[Any]] = []
         for row, state in held:
@@ -251,8 +233,7 @@ def _leaderboard(tables: Sequence[_Table], shown: Shown, linked: str) -> list[di
             traffic = megabytes(row.bytes_down + row.bytes_up)
             number = _number(state, table, linked)
             lines.append([state.cell.row.label, number, behind, traffic, row.seeds])
-        if held:
-            boards.append({"label": held[0][1].cell.column.label, "lines": lines})
+        boards[states[0].cell.column.label] = lines
     return boards
 
 
@@ -443,18 +424,16 @@ def _curve(every: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 def _confusion(every: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return the confusion matrix over all seeds in percent; empty if it has many classes."""
-    total: dict[str, dict[str, int]] = {}
+    total: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for one in every:
         for true, row in one["test"].get("confusion", {}).items():
-            held = total.setdefault(true, {})
-            for guess, n in row.items():
-                held[guess] = held.get(guess, 0) + n
-    names = sorted({*total, *(guess for row in total.values() for guess in row)})
+            total[true].update(row)
+    names = sorted({*total, *itertools.chain(*total.values())})
     if not 1 < len(names) <= _CONFUSION:
         return []
-    lines = [["true class", *names]]
-    for true in names:
-        row = total.get(true, {})
-        whole = sum(row.values()) or 1
-        lines.append([true, *(f"{100 * row.get(guess, 0) / whole:.0f}" for guess in names)])
-    return lines
+    shares = {true: [100 * total[true][guess] / (total[true].total() or 1) for guess in names]
+              for true in names}  # fmt: skip
+    return [
+        ["true class", *names],
+        *([true, *(f"{x:.0f}" for x in shares[true])] for true in names),
+    ]
