@@ -148,7 +148,7 @@ def _front(tables: _Tables, left_out: Sequence[str], name: str, linked: str) -> 
         "results_front.md",
         papers=papers,
         lights={
-            status: Markup(f"![]({name}/{_light(status)})&nbsp;{status.replace(' ', '&nbsp;')}")
+            status: Markup(f"![]({name}/{_light(status)}) {status.replace(' ', '&nbsp;')}")
             for status in claims.LIGHTS
         },
         boards=_leaderboard(tables, front.leaderboard, linked),
