@@ -48,11 +48,12 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 
 # The site, in `site/`; a word spelt wrong, an error in a notebook or a link that leads nowhere stops it.
-# The pictures of results and the pages of the notebooks lie beside the pages.
+# Each cell of results has a page there, and each notebook.
 docs: .venv/.docs
 	$(BIN)/codespell
-	rm -rf .docs && mkdir .docs && cp -r docs .docs/pages && cp -r results .docs/pages/results
-	sed -i.bak 's|](../results/|](results/|' .docs/pages/results.md && rm .docs/pages/results.md.bak
+	rm -rf .docs && mkdir .docs && cp -r docs .docs/pages && cp -r results/. .docs/pages/results
+	$(BIN)/python -m fedshot reproduce results --results .docs/pages/results --to .docs/pages/results.md --cell-pages
+	rm .docs/pages/results/*/notes.md
 	OMP_NUM_THREADS=2 $(BIN)/python examples/notebooks/render.py .docs/pages/notebooks
 	$(BIN)/zensical build --clean --strict
 

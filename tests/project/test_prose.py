@@ -15,9 +15,9 @@ import fedshot
 
 PACKAGE = Path(fedshot.__file__).parent
 ROOT = Path(__file__).parents[2]
+MADE = {ROOT / "docs/results.md", *(ROOT / "docs/results").glob("*.md")}  # of results' files
 PAGES = sorted(
-    {ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("*.md")}
-    - {ROOT / "docs/results.md"}
+    {ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("*.md")} - MADE
 )
 ROOMS = sorted(p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__")
 LONGEST = 40  # words of a sentence

@@ -179,7 +179,7 @@ def test_rows_with_fewer_seeds_have_a_command_of_their_own(tmp_path: Path) -> No
     for cell in made.cells("small"):
         for seed in range(2 if cell.row.key == "proto" else 1):
             Results(tmp_path).add(cell, "small", None, seed, facts())
-    text = results_page.markdown(Results(tmp_path).every(), {"t": made})
+    text = results_page.pages(tmp_path, {"t": made})["results/t.md"]
     assert "`fedshot reproduce t --cells 'proto/*' --budget small --seeds 2`" in text
     assert "`fedshot reproduce t --cells 'local/*' --budget small --seeds 1`" in text
 
@@ -260,9 +260,9 @@ def test_pictures_are_linked_from_where_the_page_is(
         Results(tmp_path / "results").add(cell, "small", None, 0, facts())
     for name in ("page.md", "pages/deep/page.md"):
         assert main(["reproduce", "results", "--to", name]) == 0
-        text = (tmp_path / name).read_text(encoding="utf-8")
-        link = text.split("![A test](")[1].split(")")[0]
-        assert ((tmp_path / name).parent / link).is_file()
+        page = (tmp_path / name).with_suffix("") / "ours.md"
+        link = page.read_text(encoding="utf-8").split("![A test](")[1].split(")")[0]
+        assert (page.parent / link).is_file()
 
 
 def test_a_run_that_another_process_went_on_with_is_read_again(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fedshot.config.load import Config
 from fedshot.recipes.cell_worker import pixels
 from fedshot.recipes.reading import read
 from fedshot.recipes.results import Results
-from fedshot.recipes.results_page import markdown
+from fedshot.recipes.results_page import pages
 from fedshot.recipes.runner import State
 from fedshot.recipes.tables import as_text, raw_pixels
 from fedshot.runs.prepare import PreparedRun
@@ -61,7 +61,7 @@ def test_a_table_and_the_page_tell_it_once_for_each_column(tmp_path: Path) -> No
     assert found.startswith(line)
     assert found.count("50.00 ± 1.00") == found.count("62.50 ± 1.00") == 1
     assert line in as_text(recipe, "paper", states, width=300)
-    assert found in markdown(kept.every(), {"t": recipe})
+    assert found in pages(tmp_path, {"t": recipe})["results/t.md"]
 
 
 def test_a_table_of_texts_has_none(tmp_path: Path) -> None:

@@ -785,7 +785,7 @@ def test_results_of_no_cell_are_named_on_the_page_and_stale_ones_are_not_shown(
     path = results.add(cells[1], "small", None, 0, facts()).path
     assert path is not None
     path.write_text(path.read_text(encoding="utf-8").replace('"rounds": 6', '"rounds": 5'))
-    text = results_page.markdown(results.every(), EVERY)
+    text = "\n".join(results_page.pages(tmp_path, EVERY).values())
     assert text.count("| Local |") == 1
     assert "- t/small: there is no such recipe or budget" in text
     assert "- digits/small, local/iid-5: out of date, run.rounds was 5, is 6" in text
@@ -848,7 +848,7 @@ def test_what_stands_in_files_is_text_on_the_page(tmp_path: Path) -> None:
     results = Results(tmp_path)
     results.add(recipe.cells("paper", ["proto/*"])[0], "paper", None, 0,
                 facts(made=[made("<script>alert(2)</script>")]))  # fmt: skip
-    text = results_page.markdown(results.every(), {"t": recipe})
+    text = "\n".join(results_page.pages(tmp_path, {"t": recipe}, cells=True).values())
     assert "<img" not in text
     assert "<script" not in text
     assert r"&lt;img src=x onerror=alert(1)&gt; \| [x]\(javascript:y)" in text
@@ -887,12 +887,19 @@ def test_a_row_with_too_many_rounds_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # its time grows with the results
-def test_the_page_of_results_is_made_of_the_files_of_results() -> None:
+def test_the_pages_of_results_are_made_of_the_files_of_results() -> None:
     root = Path(__file__).parents[2]
-    made = results_page.markdown(Results(root / "results").every(), EVERY)
-    assert (root / "docs" / "results.md").read_text(encoding="utf-8") == made, (
+    made = results_page.pages(root / "results", EVERY)
+    pages = {name: text for name, text in made.items() if name.endswith(".md")}
+    docs = root / "docs"
+    held = {
+        path.relative_to(docs).as_posix(): path.read_text(encoding="utf-8")
+        for path in (docs / "results.md", *docs.glob("results/*.md"))
+    }
+    assert held == pages, (
         "docs/results.md is not what `fedshot reproduce results --to docs/results.md` writes"
     )
+    assert all((docs / name).is_file() for name in made.keys() - pages.keys())
 
 
 def test_a_request_that_cannot_be_is_refused() -> None:

@@ -111,7 +111,7 @@ def test_a_table_has_a_second_figure_of_the_rows_that_stand_at_values(tmp_path: 
     assert plots.swept([local, one, far]) == [one, far]
     assert tmp_path / "t" / "small-at.svg" in plots.write(tmp_path, made, "small")
     links = results_page._figures(made, "small", [local, one, far], "../results")
-    assert links[-1] == "![A test, along an axis](../results/t/small-at.svg)"
+    assert links[-1] == ("", "A test, along an axis", "../results/t/small-at.svg")
 
 
 @pytest.mark.parametrize("name", SWEEPS)

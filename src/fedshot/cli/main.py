@@ -346,7 +346,7 @@ def _add_use(commands: Commands) -> None:
 def _add_reproduce(commands: Commands) -> None:
     text = (
         "train the cells of a published table or figure; `list` lists the recipes, `results` "
-        "writes a page of the finished cells"
+        "writes pages of the finished cells"
     )
     made = _add(commands, "reproduce", text, "reproduce", "out", "data-dir", "quiet", "json")
     made.add_argument("name", help="a recipe's name, `list` or `results`")
@@ -365,7 +365,10 @@ def _add_reproduce(commands: Commands) -> None:
     made.add_argument(
         "--results", type=Path, default=Path("results"), help="folder of finished cells (results)"
     )
-    made.add_argument("--to", type=Path, help="with `results`: the file to write")
+    made.add_argument("--to", type=Path, help="with `results`: the front page to write")
+    made.add_argument(
+        "--cell-pages", action="store_true", help="with `results`: also write a page for each cell"
+    )
     made.add_argument("--plan", action="store_true", help="show the table without training")
     made.add_argument(
         "--measure", action="store_true",

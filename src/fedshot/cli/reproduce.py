@@ -20,6 +20,7 @@ from fedshot.config.registry import long
 from fedshot.core import storage
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError, DataError, nearest
+from fedshot.core.text import count
 from fedshot.data.files.places import find_data_dir
 from fedshot.methods.registry import METHODS
 from fedshot.recipes import plots, results_page, tables, timing
@@ -34,7 +35,7 @@ BROKE_OFF = 1
 
 
 def reproduce(options: argparse.Namespace) -> int:
-    """Train a recipe's cells, list the recipes, or write the page of results."""
+    """Train a recipe's cells, list the recipes, or write the pages of results."""
     if options.name == "list":
         return _list(options)
     if options.name == "results":
@@ -143,22 +144,27 @@ def _readable(results: Path) -> Iterator[Recipe]:
 
 
 def _results(options: argparse.Namespace) -> int:
-    """Write the page of finished cells, and draw figures into the folder of their results."""
-    every = Results(options.results).every()
-    held = {result.recipe for result in every} & {*names(options.results)}
-    recipes = {name: load(name, options.results) for name in held}
-    start = (options.to or Path("page.md")).resolve().parent
-    drawn_in = Path(os.path.relpath(options.results.resolve(), start)).as_posix()
-    text = results_page.markdown(every, recipes, drawn_in)
+    """Write the pages of finished cells, and draw figures into the folder of their results."""
+    front, folder = options.to or Path("results.md"), options.results
+    if options.cell_pages and options.to is None:
+        raise ConfigError("--cell-pages writes a folder of pages. Name the front page with --to.")
+    every = Results(folder).every()
+    held = {result.recipe for result in every} & {*names(folder)}
+    recipes = {name: load(name, folder) for name in held}
+    pages_in = front.with_suffix("").resolve()
+    drawn_in = Path(os.path.relpath(folder.resolve(), pages_in)).as_posix()
+    pages = results_page.pages(folder, recipes, front.stem, drawn_in, cells=options.cell_pages)
     if options.to is None:
-        say(text)
+        say("\n".join(text for name, text in pages.items() if name.endswith(".md")))
         return 0
-    options.to.parent.mkdir(parents=True, exist_ok=True)
-    storage.deliver(options.to, text.encode())
-    tell(f"wrote {options.to}")
+    for name, text in pages.items():
+        path = front.parent / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        storage.deliver(path, text.encode())
+    tell(f"wrote {front} and {count(len(pages) - 1, 'file')} in {front.with_suffix('')}")
     for name, variant in sorted({(result.recipe, result.variant) for result in every}):
         if name in recipes and split(variant)[0] in recipes[name].budgets:
-            for drawn in plots.write(options.results, recipes[name], variant):
+            for drawn in plots.write(folder, recipes[name], variant):
                 tell(f"wrote {drawn}")
     return 0
 

@@ -15,6 +15,8 @@ from fedshot.core.errors import ConfigError, nearest
 from fedshot.recipes.reading import joined, read
 from fedshot.recipes.recipe import Recipe
 
+CLAIMS = "claims.yaml"
+"""The file in the package that is not a recipe: the claims of the papers."""
 _RECIPE, _ROWS = "recipe.yaml", "rows.yaml"
 _PACKAGE = resources.files("fedshot.recipes")
 
@@ -61,7 +63,8 @@ def _tree(path: Path) -> trees.Settings:
 @cache
 def _packaged() -> tuple[str, ...]:
     files = (entry.name for entry in _PACKAGE.iterdir())
-    return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
+    held = (name for name in files if name.endswith(".yaml") and name != CLAIMS)
+    return tuple(sorted(name.removesuffix(".yaml") for name in held))
 
 
 @cache

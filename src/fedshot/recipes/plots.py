@@ -12,6 +12,7 @@ from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 from typing import Any, TypeAlias
 
 from matplotlib.axes import Axes
@@ -28,10 +29,11 @@ from fedshot.recipes.results import Results, validation_curve
 from fedshot.recipes.runner import State, current
 from fedshot.reports.figure_export import DASHES, INK, PALETTE, drawing
 
-_SIZE, _SWEEP_WIDTH = (5.6, 3.6), 3.4  # inches of a curve's figure; width of a panel of a sweep
-_PANEL, _COLUMNS = (3.6, 2.8), 2  # inches of a panel of learning curves; panels side by side
-_LEGEND, _LETTER, _KEY = 0.22, 0.08, 0.6  # inches of a legend's line, letter, curve
-_WIDE = 100  # an axis is logarithmic if its positive values span this ratio
+_SIZE, _SWEEP_WIDTH = (5.6, 3.6), 3.4  # inches of a curve; width of a panel of a sweep
+_PANEL, _COLUMNS = (3.6, 2.8), 2  # inches of a panel of learning curves; panels in a row
+_NAME = 26  # characters of a line of a method's name
+_LEGEND, _LETTER, _KEY = 0.22, 0.08, 0.6  # inches: legend line, letter, sample of a curve
+_WIDE = 100  # ratio of the largest to the smallest positive value from which an axis is logarithmic
 
 
 def write(folder: Path, recipe: Recipe, variant: str) -> list[Path]:
@@ -196,7 +198,48 @@ def _x(column: Column) -> float:
     return column.x
 
 
-# Learning curves: accuracy on validation classes against bytes or rounds.
+# Headline cells of a paper.
+
+
+def published_and_ours(title: str, columns: Mapping[str, Sequence[State]]) -> str:
+    """Return a chart with a panel for each column of finished cells, and a line for each method.
+
+    A dot is fedshot's accuracy with its 95 % interval, a hollow diamond the published accuracy.
+    """
+    every = [state for states in columns.values() for state in states]
+    labels = list(dict.fromkeys(state.cell.row.label for state in every))
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+        for axes, states in zip(panels, columns.values(), strict=True):
+            place = [-labels.index(state.cell.row.label) for state in states]
+            scores = [state.result.score for state in states if state.result]
+            axes.errorbar(
+                [100 * score["accuracy"] for score in scores], place,
+                xerr=[100 * score["interval"] for score in scores],
+                linestyle="", marker="o", markersize=5, color=PALETTE[0], label="fedshot",
+            )  # fmt: skip
+            theirs = [(s.cell.published, y) for s, y in zip(states, place, strict=True)
+                      if s.cell.published is not None]  # fmt: skip
+            if theirs:
+                axes.plot(
+                    *zip(*theirs, strict=True), linestyle="", marker="D", markersize=5.5,
+                    markerfacecolor="none", markeredgecolor=PALETTE[1], label="published",
+                )  # fmt: skip
+            axes.set_title(states[0].cell.column.label)
+            axes.set_xlabel("accuracy, %")
+            axes.grid(visible=True, axis="x")
+            axes.tick_params(axis="y", length=0)
+            axes.set_yticks(
+                [-i for i in range(len(labels))], [fill(label, _NAME) for label in labels]
+            )
+        handles, names = panels[0].get_legend_handles_labels()
+        figure.legend(handles, names, ncols=2, loc="outside lower center", labelcolor=INK)
+
+    return drawing(title, (_SIZE[0], 1.1 + 0.34 * len(labels)), draw)
+
+
+# Learning curves: accuracy on validation classes against the bytes or the rounds so far.
 
 
 def shown(states: Sequence[State]) -> list[State]:

@@ -1,160 +1,310 @@
-"""The page of results as Markdown, generated from the result files of recipes' cells."""
+"""The pages of results as Markdown, generated from the result files of recipes' cells.
+
+The front page holds the papers' claims and a leaderboard. Each recipe has a page with its tables,
+and on request each cell has a page with its settings, seeds and validation curve.
+"""
 
 from __future__ import annotations
 
-import html
 import itertools
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any, TypeAlias
+
+import yaml
+from markupsafe import Markup, escape
 
 from fedshot.config import settings as trees
-from fedshot.core.text import count, megabytes, printable, seconds
-from fedshot.recipes import provenance
+from fedshot.config.registry import defaults
+from fedshot.core.text import count, megabytes, percent, points, seconds
+from fedshot.recipes import claims, provenance
+from fedshot.recipes.claims import Judgement, Paper, Shown, judge
 from fedshot.recipes.plan import marks
 from fedshot.recipes.plane import planar
-from fedshot.recipes.plots import shown, swept
+from fedshot.recipes.plots import published_and_ours, shown, swept
 from fedshot.recipes.recipe import AGAINST, Recipe
-from fedshot.recipes.results import CellResult, command, validation_curve
+from fedshot.recipes.results import CellResult, Results, command, row_of, validation_curve
 from fedshot.recipes.runner import State, current
 from fedshot.recipes.tables import Marks, difference, measure, ours, published, raw_pixels, unfair
+from fedshot.reports.markup import plain, render_markdown
+from fedshot.reports.significance import compare
 
-_HEAD = """\
-# Results
-
-Made by `fedshot reproduce results --to docs/results.md` from the files below `results/`; not
-written by hand. One line is one cell of a published table. "Ours" is the mean over the test
-episodes in percent, ± the half-width of its 95 % interval over episodes; seeds of a cell have the
-same episodes and are averaged episode by episode, and "over seeds" is the standard deviation of
-their accuracies. "Validation" is the accuracy on validation classes before training and at the
-round that they chose, mean over seeds; where it says "on the test", the test classes chose, and
-these are accuracies on them. MB (all clients, down and up) and seconds are of one seed. The
-letters tell what sets a number apart from the published one. The command beside a table, with
-`--data-dir DATA` where its data need it, makes its numbers again, to the last digit with the same
-code (the commits stand below it) on the same kind of machine.
-"""
+_NOTES = "notes.md"
+_CONFUSION = 12  # maximum number of classes of a confusion matrix on a page
+_WIDTH, _HEIGHT = 560, 190  # pixels of a validation curve's plot
 
 
-def markdown(
-    results: Sequence[CellResult], recipes: Mapping[str, Recipe], figures: str = "../results"
-) -> str:
-    """Return the page; results that are out of date are listed at its end.
+@dataclass(frozen=True)
+class _Table:
+    """The finished cells of a recipe in one variant, with a note's letters for each cell."""
 
-    `figures` is the folder of the figures, relative to the page.
+    recipe: Recipe
+    variant: str
+    states: list[State]
+
+    @property
+    def cells(self) -> dict[str, State]:
+        return {state.cell.key: state for state in self.states}
+
+    def at(self, shown: Shown) -> dict[str, list[State]]:
+        """Return the finished cells that are shown, by column; a column without cells is absent."""
+        cells, rows = self.cells, shown.rows or tuple(self.recipe.rows)
+        keys = {column: [f"{row}/{column}" for row in rows] for column in shown.columns}
+        found = {column: [cells[k] for k in some if k in cells] for column, some in keys.items()}
+        return {column: states for column, states in found.items() if states}
+
+
+_Tables: TypeAlias = Mapping[tuple[str, str], _Table]  # keyed by recipe and variant
+
+
+def pages(
+    results: Path,
+    recipes: Mapping[str, Recipe],
+    name: str = "results",
+    figures: str = "../../results",
+    *,
+    cells: bool = False,
+) -> dict[str, str]:
+    """Return the pages and the charts of the front page, keyed by path.
+
+    Results that are out of date are listed at the end of the front page.
+
+    Args:
+        results: the folder of finished cells; `RECIPE/notes.md` in it stands on a recipe's page.
+        recipes: the recipes by name.
+        name: name of the front page, and of the folder of the other pages.
+        figures: `results`, relative to the page of a recipe.
+        cells: whether to make a page for each cell, with links from the recipes' tables.
     """
-    parts, left_out = [_HEAD], []
-    table = attrgetter("recipe", "variant")
-    for (name, variant), group in itertools.groupby(sorted(results, key=table), table):
+    tables, left_out = _tables(results, recipes)
+    found = {f"{name}.md": _front(tables, left_out, name, name if cells else "")}
+    for status, shape in claims.LIGHTS.items():
+        size = 'xmlns="http://www.w3.org/2000/svg" width="14" height="14"'
+        found[f"{name}/{_light(status)}"] = f"<svg {size}>{shape}</svg>\n"
+    for key, paper in claims.load().papers.items():
+        if table := tables.get((paper.recipe, paper.variant)):
+            found[f"{name}/{key}.svg"] = published_and_ours(paper.title, table.at(paper))
+    for recipe, group in itertools.groupby(tables.values(), key=attrgetter("recipe")):
+        mine, notes = list(group), results / recipe.name / _NOTES
+        found[f"{name}/{recipe.name}.md"] = render_markdown(
+            "results_recipe.md",
+            recipe=recipe,
+            front=f"../{name}.md",
+            linked=cells,
+            notes=Markup(notes.read_text(encoding="utf-8").strip()) if notes.exists() else "",
+            tables=[_section(table, figures, cells) for table in mine],
+        )
+        for table, state in ((t, s) for t in mine if cells for s in t.states):
+            path = f"{recipe.name}/{table.variant}/{state.cell.stem}.md"
+            found[f"{name}/{path}"] = _cell(table, state)
+    return found
+
+
+def _tables(results: Path, recipes: Mapping[str, Recipe]) -> tuple[_Tables, list[str]]:
+    """Return the tables of up-to-date results, and a text for each result that is out of date."""
+    tables: dict[tuple[str, str], _Table] = {}
+    left_out: list[str] = []
+    key = attrgetter("recipe", "variant")
+    for (name, variant), group in itertools.groupby(sorted(Results(results).every(), key=key), key):
         states, others = current(name, variant, list(group), recipes.get(name))
         left_out += others
         if states:
-            parts.append(_section(recipes[name], variant, states, figures))
-    if len(parts) == 1:
-        parts.append("Nothing is finished yet.\n")
-    if left_out:
-        parts.append("\n".join(["## Left out", "", *(f"- {plain(text)}" for text in left_out), ""]))
-    return "\n".join(parts)
+            tables[name, variant] = _Table(recipes[name], variant, states)
+    return tables, left_out
 
 
-def _section(recipe: Recipe, variant: str, states: Sequence[State], figures: str) -> str:
-    letters = Marks()
-    lines = [_line(state, letters) for state in states]
-    text = [
-        f"## {plain(recipe.title_of(state.cell for state in states))} ({plain(variant)})",
-        "",
-        f"{plain(recipe.source)}. {plain(measure(recipe, states))}.",
-        "",
-        "| method | setting | published | ours | difference | seeds | over seeds | validation | MB "
-        "| seconds | |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
-        *lines,
-        "",
-        *_clients(states),
-        *[f"- {plain(note)}" for note in letters.notes()],
-        *[f"- **{plain(reason)}**" for reason in unfair(states)],
-        *[f"- {plain(line)}" for line in raw_pixels(states)],
-        *_figures(recipe, variant, states, figures),
-        "",
-        *_commands(recipe, states),
-        "",
-        _made(states),
-        "",
-    ]
-    if recipe.open:
-        text += ["What the paper leaves open:", ""]
-        text += [f"- {plain(topic)}: {plain(choice)}" for topic, choice in recipe.open.items()]
-        text.append("")
-    return "\n".join(text)
+# The front page.
 
 
-def _figures(recipe: Recipe, variant: str, states: Sequence[State], folder: str) -> list[str]:
-    """Return the links to the recipe's figures, with captions."""
-    title = plain(recipe.title_of(state.cell for state in states))
-    link = f"{folder}/{recipe.name}/{variant}"
-    if recipe.kind in ("curve", "sweep") or (recipe.kind == "plane" and planar(states)):
-        return ["", f"![{title}]({link}.svg)"]
-    text = []
-    if recipe.kind == "table" and shown(states):
-        text += [
-            "",
-            "What the exchanges bought: accuracy on the validation classes, mean over seeds; a dot "
-            "is the round that they chose for the test.",
-        ]
-        for by in recipe.against:
-            text += ["", f"![{title}, against {by}]({link}{AGAINST[by]}.svg)"]
-    if recipe.kind == "table" and swept(states):
-        text += ["", f"![{title}, along an axis]({link}-at.svg)"]
-    return text
+def _light(status: str) -> str:
+    return f"{status.replace(' ', '-')}.svg"
 
 
-def _line(state: State, letters: Marks) -> str:
-    result = state.result
-    assert result is not None
-    every = [one for _, one in sorted(result.seeds.items())]
-    accuracies = [100 * one["test"]["accuracy"] for one in every]
-    spread = f"{stdev(accuracies):.2f}" if len(accuracies) > 1 else "-"
-    traffic = fmean([one["bytes_down"] + one["bytes_up"] for one in every])
-    return _row(
-        state.cell.row.label,
-        state.cell.column.label,
-        published(state),
-        ours(state),
-        difference(state),
-        str(len(every)),
-        spread,
-        _validation(result),
-        megabytes(round(traffic)),
-        seconds(fmean([one["seconds"] for one in every])),
-        letters.of(marks(state.cell, result)),
+def _front(tables: _Tables, left_out: Sequence[str], name: str, linked: str) -> str:
+    """Return the front page; numbers link to the pages of cells in the folder `linked`, if any."""
+    front, papers = claims.load(), []
+    for key, paper in front.papers.items():
+        table = tables.get((paper.recipe, paper.variant))
+        of = {one: tables.get((one.recipe, one.variant)) for one in paper.claims}
+        judged = [judge(one, held.cells if held else {}) for one, held in of.items()]
+        papers.append(
+            {
+                "paper": paper,
+                "chart": f"{name}/{key}.svg",
+                "measure": measure(table.recipe, table.states) if table else "",
+                "lines": _headline(table, paper, linked) if table else [],
+                "conditions": _conditions(table, paper) if table else [],
+                "claims": [(one, _evidence(one)) for one in judged],
+                "statuses": [one.status for one in judged],
+            }
+        )
+    made = {table.recipe.name: table.recipe for table in tables.values()}
+    n = Counter(table.recipe.name for table in tables.values() for _ in table.states)
+    return render_markdown(
+        "results_front.md",
+        papers=papers,
+        lights={
+            status: Markup(f"![]({name}/{_light(status)}) {status.replace(' ', '&nbsp;')}")
+            for status in claims.LIGHTS
+        },
+        boards=_leaderboard(tables, front.leaderboard, linked),
+        leaderboard=front.leaderboard,
+        recipes={key: (recipe, count(n[key], "cell")) for key, recipe in made.items()},
+        left_out=left_out,
+        name=name,
     )
 
 
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(plain(cell) for cell in cells)} |"
+def _headline(table: _Table, paper: Paper, linked: str) -> list[list[str]]:
+    """Return a heading, and for each method published and own accuracies and the seeds."""
+    cells, labels = table.cells, [table.recipe.columns[column].label for column in paper.columns]
+    lines = [
+        ["method", *(text for one in labels for text in (f"{one}: published", "ours")), "seeds"]
+    ]
+    for row in paper.rows:
+        states = [cells.get(f"{row}/{column}") for column in paper.columns]
+        if held := [state for state in states if state]:
+            numbers = [(published(s), _number(s, table, linked)) if s else ("", "") for s in states]
+            seeds = [len(state.finished) for state in held]
+            lines.append([held[0].cell.row.label, *itertools.chain(*numbers), _ends(seeds)])
+    return lines
 
 
-def plain(text: str) -> str:
-    """Escape HTML tags, Markdown links and "|", which separates the columns of a table."""
-    return html.escape(printable(text), quote=False).replace("|", r"\|").replace("](", r"]\(")
+def _number(state: State, table: _Table, folder: str) -> str:
+    """Return a cell's accuracy; with a folder of pages, linked to the cell's page."""
+    if not folder:
+        return ours(state)
+    path = f"{table.recipe.name}/{table.variant}/{state.cell.stem}.md"
+    return Markup(f"[{ours(state)}]({folder}/{path})")
 
 
-def _clients(states: Sequence[State]) -> list[str]:
-    """Return a table of how accuracy varies between clients tested on their own classes."""
-    lines = []
-    for state in states:
-        result = state.result
-        if result is None or result.first["queries"]:
-            continue
-        tests = [one["test"] for one in result.seeds.values()]
-        spread, worst = (
-            100 * fmean([t[name] for t in tests]) for name in ("spread", "worst_tenth")
+def _conditions(table: _Table, paper: Paper) -> list[str]:
+    """Return the notes that all headline cells share, those on data first."""
+    states = itertools.chain(*table.at(paper).values())
+    notes = [marks(state.cell, state.result) for state in states]
+    common = [note for note in notes[0] if all(note in one for one in notes)] if notes else []
+    return sorted(common, key=lambda note: not note.startswith("data"))
+
+
+def _evidence(judged: Judgement) -> list[str]:
+    """Return the texts of a claim's line: comparisons, published and own differences, seeds."""
+    found = judged.differences
+    if not found:
+        return ["-"] * 4
+    outcomes = [
+        f"{n} {what}" for what in ("above", "below", "unclear") if (n := judged.count(what))
+    ]
+    return [
+        f"{', '.join(outcomes)} of {len(found)}",
+        _span(judged.published),
+        _span([100 * one.difference for one in found]),
+        _ends(judged.seeds),
+    ]
+
+
+def _ends(values: Sequence[int]) -> str:
+    """Return e.g. "1-3" for the range of whole numbers, or "3" if all are 3."""
+    return "-".join(dict.fromkeys([str(min(values)), str(max(values))]))
+
+
+def _span(values: Sequence[float]) -> str:
+    """Return e.g. "+0.40 to +1.20" for differences in percentage points; "-" for none."""
+    ends = dict.fromkeys([min(values), max(values)]) if values else ()
+    return " to ".join(points(v / 100, 1).partition(" ±")[0] for v in ends) or "-"
+
+
+def _leaderboard(tables: _Tables, shown: Shown, linked: str) -> dict[str, list[list[Any]]]:
+    """Return the ranked lines of each column, with differences from its leader."""
+    table = tables.get((shown.recipe, shown.variant))
+    boards = {}
+    for states in table.at(shown).values() if table else ():
+        assert table is not None
+        held = [(row_of(state.result), state) for state in states if state.result]
+        held.sort(key=lambda pair: pair[0].accuracy, reverse=True)
+        lines: list[list[Any]] = []
+        for row, state in held:
+            found = compare(row, held[0][0])
+            clear = found.outcome if found.outcome != "unclear" else "not distinguishable"
+            behind = f"{clear}, {str(found).removesuffix(' points')}" if lines else "leader"
+            traffic = megabytes(row.bytes_down + row.bytes_up)
+            number = _number(state, table, linked)
+            lines.append([state.cell.row.label, number, behind, traffic, row.seeds])
+        boards[states[0].cell.column.label] = lines
+    return boards
+
+
+# The page of a recipe.
+
+
+def _section(table: _Table, figures: str, linked: bool) -> dict[str, Any]:
+    recipe, states, letters = table.recipe, table.states, Marks()
+    own = [s for s in states if s.result and not s.result.first["queries"]]  # clients' own classes
+    lines = [_line(state, letters, table, linked, bool(own)) for state in states]
+    title = recipe.title_of(state.cell for state in states)
+    return {
+        "variant": table.variant,
+        "data": title.removeprefix(recipe.title),
+        "measure": measure(recipe, states),
+        "lines": lines,
+        "own": bool(own),
+        "notes": letters.notes(),
+        "unfair": unfair(states),
+        "pixels": raw_pixels(states),
+        "figures": _figures(recipe, table.variant, states, figures),
+        "commands": [Markup(text) for text in _commands(recipe, states)],
+        "made": _made(states),
+    }
+
+
+def _line(state: State, letters: Marks, table: _Table, linked: bool, own: bool) -> list[str]:
+    """Return the texts of a cell's line; with `own`, also on the spread over clients."""
+    result = state.result
+    assert result is not None
+    every = state.finished
+    accuracies = [100 * one["test"]["accuracy"] for one in every]
+    line = [
+        state.cell.row.label,
+        state.cell.column.label,
+        published(state),
+        _number(state, table, "." if linked else ""),
+        difference(state),
+        str(len(every)),
+        f"{stdev(accuracies):.2f}" if len(accuracies) > 1 else "-",
+        _validation(result),
+        megabytes(round(fmean([one["bytes_down"] + one["bytes_up"] for one in every]))),
+        seconds(fmean([one["seconds"] for one in every])),
+        letters.of(marks(state.cell, result)),
+    ]
+    if own:
+        spread = ([one["test"][key] for one in every] for key in ("spread", "worst_tenth"))
+        line[7:7] = ["-" if None in one else f"{100 * fmean(one):.2f}" for one in spread]
+    return line
+
+
+def _figures(
+    recipe: Recipe, variant: str, states: Sequence[State], folder: str
+) -> list[tuple[str, str, str]]:
+    """Return (caption, title, link) of the recipe's figures."""
+    title = recipe.title_of(state.cell for state in states)
+    link = f"{folder}/{recipe.name}/{variant}"
+    if recipe.kind in ("curve", "sweep") or (recipe.kind == "plane" and planar(states)):
+        return [("", title, f"{link}.svg")]
+    found = []
+    if recipe.kind == "table" and shown(states):
+        caption = (
+            "What the exchanges bought: accuracy on the validation classes, mean over seeds; a dot "
+            "is the round that they chose for the test."
         )
-        labels = state.cell.row.label, state.cell.column.label
-        lines.append(_row(*labels, f"{spread:.2f}", f"{worst:.2f}"))
-    if not lines:
-        return []
-    head = "| method | setting | standard deviation over clients | worst tenth of the clients |"
-    return [head, "|---|---|---:|---:|", *lines, ""]
+        for by in recipe.against:
+            found.append((caption, f"{title}, against {by}", f"{link}{AGAINST[by]}.svg"))
+            caption = ""
+    if recipe.kind == "table" and swept(states):
+        found.append(("", f"{title}, along an axis", f"{link}-at.svg"))
+    return found
 
 
 def _validation(result: CellResult) -> str:
@@ -171,19 +321,16 @@ def _validation(result: CellResult) -> str:
     return f"{before:.1f} → {after:.1f}{' on the test' if on_test else ''}"
 
 
-def _commands(recipe: Recipe, states: Sequence[State]) -> list[str]:
-    """Return the commands that reproduce the table, one for each number of seeds."""
+def _commands(recipe: Recipe, states: Sequence[State]) -> Iterator[str]:
+    """Yield the commands that reproduce the table, one for each number of seeds."""
     by_seeds: dict[int, list[State]] = {}
     for state in states:
         if state.result:
             by_seeds.setdefault(max(state.result.seeds) + 1, []).append(state)
-    found: list[str] = []
-    for seeds, some in sorted(by_seeds.items(), reverse=True):
+    for n, some in sorted(by_seeds.items(), reverse=True):
         results = [state.result for state in some if state.result]
         whole = len(some) == len(recipe.cells(some[0].cell.budget.name))
-        text = command(results, [] if whole else _patterns(some), seeds)
-        found += ["", f"`{text}`"]
-    return found[1:]
+        yield command(results, [] if whole else _patterns(some), n)
 
 
 def _patterns(states: Sequence[State]) -> list[str]:
@@ -198,11 +345,95 @@ def _patterns(states: Sequence[State]) -> list[str]:
 
 def _made(states: Sequence[State]) -> str:
     """Return a line with the commits, the kinds of machine and the hashes of the test episodes."""
-    seeds = [one for state in states if state.result for one in state.result.seeds.values()]
-    parts = [part for one in seeds for part in one["made"]]
+    every = [one for state in states for one in state.finished]
+    parts = [part for one in every for part in one["made"]]
     commits = sorted({part["commit"] for part in parts})
-    machines = sorted(provenance.kinds(parts))
-    return plain(
-        f"{count(len(commits), 'commit')}: {', '.join(commits)}. Made on {'; '.join(machines)}. "
-        f"Test episodes: {', '.join(sorted({one['test']['tasks'][:12] for one in seeds}))}."
+    return (
+        f"{count(len(commits), 'commit')}: {', '.join(commits)}. Made on "
+        f"{'; '.join(sorted(provenance.kinds(parts)))}. "
+        f"Test episodes: {', '.join(sorted({one['test']['tasks'][:12] for one in every}))}."
     )
+
+
+# The page of a cell.
+
+
+def _cell(table: _Table, state: State) -> str:
+    result = state.result
+    assert result is not None
+    usual = defaults(result.settings)
+    changed = [
+        (place, plain(value))
+        for place, value in trees.flat(result.settings)
+        if value is not None and (place not in usual or usual[place] != value)
+    ]
+    text = yaml.safe_dump(result.settings, sort_keys=False, allow_unicode=True)
+    return render_markdown(
+        "results_cell.md",
+        recipe=table.recipe,
+        variant=table.variant,
+        cell=state.cell,
+        ours=ours(state),
+        published=published(state),
+        difference=difference(state),
+        pixels=raw_pixels([state]),
+        command=Markup(result.command()),
+        made=_made([state]),
+        seeds=[_seed(n, one) for n, one in sorted(result.seeds.items())],
+        curve=_curve(state.finished),
+        marks=marks(state.cell, result),
+        changed=changed,
+        config=escape(text),
+        confusion=_confusion(state.finished),
+    )
+
+
+def _seed(n: int, one: Mapping[str, Any]) -> list[str]:
+    return [
+        str(n),
+        percent(one["test"]["accuracy"], one["test"]["interval"]),
+        f"{one['round']} of {one['rounds']}",
+        megabytes(one["bytes_down"]),
+        megabytes(one["bytes_up"]),
+        seconds(one["seconds"]),
+        ", ".join(dict.fromkeys(part["commit"] for part in one["made"])),
+    ]
+
+
+def _curve(every: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the validation curves of all seeds in pixels, with the ends of both axes."""
+    curves = [(one["round"], validation_curve(one)) for one in every]
+    curves = [(chosen, curve) for chosen, curve in curves if len(curve) > 1]
+    if not curves:
+        return None
+    values = [100 * value for _, curve in curves for value in curve.values()]
+    low, high, last = min(values), max(values), max(max(curve) for _, curve in curves)
+
+    def place(round: int, value: float) -> tuple[str, str]:
+        up = (100 * value - low) / ((high - low) or 1)
+        return f"{_WIDTH * round / last:.1f}", f"{_HEIGHT * (1 - up):.1f}"
+
+    return {
+        "width": _WIDTH, "height": _HEIGHT, "low": f"{low:.1f}", "high": f"{high:.1f}",
+        "last": last,
+        "lines": [" ".join(",".join(place(*point)) for point in curve.items())
+                  for _, curve in curves],
+        "dots": [place(chosen, curve[chosen]) for chosen, curve in curves if chosen in curve],
+    }  # fmt: skip
+
+
+def _confusion(every: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the confusion matrix over all seeds in percent; empty if it has many classes."""
+    total: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for one in every:
+        for true, row in one["test"].get("confusion", {}).items():
+            total[true].update(row)
+    names = sorted({*total, *itertools.chain(*total.values())})
+    if not 1 < len(names) <= _CONFUSION:
+        return []
+    shares = {true: [100 * total[true][guess] / (total[true].total() or 1) for guess in names]
+              for true in names}  # fmt: skip
+    return [
+        ["true class", *names],
+        *([true, *(f"{x:.0f}" for x in shares[true])] for true in names),
+    ]

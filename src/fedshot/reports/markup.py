@@ -1,7 +1,8 @@
-"""Renders the templates of the HTML pages; Jinja2 escapes every value."""
+"""Renders the templates of HTML and Markdown pages; every value is escaped."""
 
 from __future__ import annotations
 
+import html
 import json
 from functools import cache
 from typing import Any
@@ -32,6 +33,26 @@ def environment() -> Environment:
     )
     made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return made
+
+
+def render_markdown(template: str, **values: Any) -> str:
+    """Return a Markdown page; values are escaped by `markdown_text`."""
+    return _markdown().get_template(template).render(**values)
+
+
+@cache
+def _markdown() -> Environment:
+    return environment().overlay(
+        autoescape=False,
+        keep_trailing_newline=True,
+        finalize=lambda value: value if isinstance(value, Markup) else markdown_text(value),
+    )
+
+
+def markdown_text(value: object) -> str:
+    """Escape HTML tags, Markdown links and "|", which separates the columns of a table."""
+    text = html.escape(printable(value), quote=False)
+    return text.replace("|", r"\|").replace("](", r"]\(")
 
 
 def template_source(name: str) -> Markup:

@@ -1,0 +1,123 @@
+"""The central claims of the papers, and whether the finished cells reproduce them.
+
+`claims.yaml` lists the claims. A claim compares one row of a recipe with others, column by column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from itertools import product
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from fedshot.config import settings as trees
+from fedshot.recipes.index import CLAIMS
+from fedshot.recipes.results import row_of
+from fedshot.recipes.runner import State
+from fedshot.reports.significance import Difference, compare
+
+Status = Literal["reproduced", "not shown", "contradicted", "not run"]
+LIGHTS: dict[Status, str] = {
+    "reproduced": '<circle cx="7" cy="7" r="6" fill="#0a9471"/>',
+    "not shown": '<path d="M7 0 14 7 7 14 0 7z" fill="#d9950a"/>',
+    "contradicted": '<path d="M2 2 12 12M12 2 2 12" stroke="#d64545" stroke-width="3.5"/>',
+    "not run": '<circle cx="7" cy="7" r="5" fill="none" stroke="#767b85" stroke-width="2"/>',
+}
+"""Status -> its symbol as SVG, in 14 x 14 pixels; symbols differ in colour and shape."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A paper's claim that the row `better` of a recipe is above the rows `worse`."""
+
+    claim: str
+    recipe: str
+    variant: str  # budget and tuning of the cells
+    better: str
+    worse: tuple[str, ...]
+    columns: tuple[str, ...] = ()  # empty for all columns
+    caveat: str = ""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Cells that the front page shows."""
+
+    recipe: str
+    variant: str
+    columns: tuple[str, ...]
+    rows: tuple[str, ...] = ()  # empty for all finished rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper(Shown):
+    """A paper: its headline cells and its claims."""
+
+    title: str
+    source: str
+    claims: tuple[Claim, ...]
+
+
+@dataclass(frozen=True)
+class Front:
+    """What the front page shows."""
+
+    papers: dict[str, Paper]
+    leaderboard: Shown
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The comparisons that decide on a claim: one for each column and row in `worse` that is run.
+
+    `published` holds the paper's differences, in percentage points, where cells have the paper's
+    data; `seeds` the smaller number of seeds of each comparison's rows.
+    """
+
+    claim: Claim
+    differences: tuple[Difference, ...]
+    published: tuple[float, ...]
+    seeds: tuple[int, ...]
+
+    @property
+    def status(self) -> Status:
+        """The claim's status.
+
+        "reproduced" if all intervals are above 0; "contradicted" if at least one is below 0 and
+        none is above; "not run" without comparisons; else "not shown".
+        """
+        n, above, below = len(self.differences), self.count("above"), self.count("below")
+        if not n:
+            return "not run"
+        if above == n:
+            return "reproduced"
+        return "contradicted" if below and not above else "not shown"
+
+    def count(self, outcome: str) -> int:
+        """Return the number of comparisons with this outcome."""
+        return sum(one.outcome == outcome for one in self.differences)
+
+
+def load() -> Front:
+    """Return the content of `claims.yaml`."""
+    text = resources.files("fedshot.recipes").joinpath(CLAIMS).read_text(encoding="utf-8")
+    tree = trees.parse(text, lambda _: False, origin=CLAIMS)
+    return TypeAdapter(Front).validate_python(tree)
+
+
+def judge(claim: Claim, cells: Mapping[str, State]) -> Judgement:
+    """Compare the rows of a claim, given the finished cells of its recipe and variant by key."""
+    columns = claim.columns or dict.fromkeys(state.cell.column.key for state in cells.values())
+    differences, published, seeds = [], [], []
+    for column, worse in product(columns, claim.worse):
+        ours, other = (cells.get(f"{row}/{column}") for row in (claim.better, worse))
+        if ours is None or other is None or ours.result is None or other.result is None:
+            continue
+        differences.append(compare(row_of(ours.result), row_of(other.result)))
+        seeds.append(min(len(ours.finished), len(other.finished)))
+        if ours.cell.published is not None and other.cell.published is not None:
+            published.append(ours.cell.published - other.cell.published)
+    return Judgement(claim, tuple(differences), tuple(published), tuple(seeds))
