@@ -14,6 +14,8 @@ from fedshot.methods.registry import METHODS
 def test_each_method_has_a_summary_and_a_paper():
     rows = {row["name"]: row for row in fs.methods()}
     assert rows.keys() == METHODS.keys()
+    # Other tests register methods of their own.
+    rows = {name: rows[name] for name in METHODS if METHODS[name].__module__.startswith("fedshot.")}
     assert all(row["summary"] and row["paper"] for row in rows.values())
     assert max(len(row["paper"]) for row in rows.values()) < 160
     paper = "Wang et al., Federated Few-shot Learning, KDD 2023"

@@ -36,6 +36,9 @@ PATHS |= {f"{place}.name" for place in KINDS}
 SECTIONS = {".".join(path.split(".")[:i]) for path in PATHS for i in (1, 2, 3)}
 
 
+LONG = ("README", "start")  # their runs train for twenty rounds
+
+
 class Block(NamedTuple):
     """A block of a page: its language, its text, and whether it is marked as not run."""
 
@@ -79,7 +82,13 @@ BEFORE: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("page", with_blocks("python"), ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page.stem in LONG else [], id=page.stem)
+        for page in with_blocks("python")
+    ],
+)
 def test_blocks_of_python_run_in_their_order(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ def reproduce(options: argparse.Namespace) -> int:
 
 
 def _budget(recipe: Recipe, options: argparse.Namespace) -> str:
-    """Return the recipe's default budget, or a budget with other data if its data are missing."""
+    """Return the default budget; if its dataset is missing, a budget that uses another one."""
     usual = recipe.default_budget
     others = [b for b in recipe.budgets.values() if b.name != usual]
     others = [b for b in others if "name" in long("data", b.settings.get("data", {}))]

@@ -49,17 +49,17 @@ class Sequential:
         self.host.settle(exchange, accepted)
 
     def void(self, round: int) -> None:
-        """Delete the clients' private states, and the models in the bank, of a discarded round."""
+        """Delete the private states and the stored client models of a discarded round."""
         self.host.store.void(round)
         self.bank.void(round)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Commit this round's private states and the models in the bank; return their hashes."""
+        """Commit this round's private states and stored client models; return their hashes."""
         private, bank = self.host.store.seal(round, keep), self.bank.seal(round, keep)
         return f"{private}/{bank}" if bank else private
 
     def open(self, round: int, sha: str) -> None:
-        """Make the private states and the models in the bank of a committed round readable."""
+        """Make the private states and stored client models of a committed round readable."""
         private, _, bank = sha.partition("/")
         self.host.store.open(round, private)
         self.bank.open(round, bank)

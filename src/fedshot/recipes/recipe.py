@@ -122,7 +122,7 @@ class Recipe:
         return self.budgets[name]
 
     def cells(self, budget: str, patterns: Sequence[str] = ()) -> list[Cell]:
-        """Return the cells whose "row/column" matches a pattern; all cells without patterns.
+        """Return the cells whose "row/column" matches a pattern, or all if there is no pattern.
 
         Raises ConfigError if a pattern matches no cell.
         """

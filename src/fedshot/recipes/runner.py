@@ -144,7 +144,7 @@ class RecipeRunner:
                 state.result = self.results.add(state.cell, variant, chosen, seed, found[seed])
 
     def _jobs(self) -> list[Job]:
-        """Return the jobs, sorted by seed; in each seed, cells that share a training come last."""
+        """Return the jobs by seed; in a seed, cells that reuse a training of another come last."""
         ready = sorted(self._ready(), key=lambda state: state.cell.lead is not None)
         return [
             self._job(state.cell, seed, "train", self._chosen(state.cell))

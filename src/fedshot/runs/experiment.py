@@ -234,7 +234,7 @@ class Experiment:
         return self.prepared.test if peeks else self.prepared.validation
 
     def evaluate(self, episodic_test: EpisodicTest) -> Score:
-        """Evaluate the chosen round on a test, without effect on the run or its bytes.
+        """Evaluate the chosen round on a test; the run and its count of bytes do not change.
 
         The chosen round is the round with the best validation accuracy, or without validation the
         last round that has a checkpoint. Raises CheckpointError if that checkpoint is missing.

@@ -129,7 +129,7 @@ class Pool(Partition):
         return cls(whole.indices, whole.offsets, pool, episode)
 
     def data(self, dataset: Dataset, k: int) -> ClientData:
-        """Return the pool, as data from which client k gets its share of each episode."""
+        """Return all images, as the data from which client k gets its share of each episode."""
         del dataset
         return _PoolData(self, k)
 

@@ -150,7 +150,7 @@ class ClientRuntime:
 
     @property
     def state(self) -> dict[str, Any]:
-        """For replies: the session, the last order carried out, the last committed round's seal."""
+        """Return what every reply says: session, last command, seal of the last committed round."""
         return {"life": self._session, "done": self._done, "sealed": list(self._sealed)}
 
     def run_work(self, work: dict[str, Any], messages: dict[int, Tree]) -> Generator[Arrival]:

@@ -94,7 +94,7 @@ class ClientModel:
         return {"encoder": encoder, "head": {"weight": 2 * c, "bias": -c.square().sum(-1)}}
 
     def tune(self, psi: Tree, task: Task, mode: Mode) -> Tree:
-        """Return psi~, the parameters fine-tuned on the support in training, eq. (3)."""
+        """Return psi~, eq. (3): in training, psi after fine-tuning on the support; at test, psi."""
         second = self.inner.order == "second"
         return self._tune(psi, task, mode, self.inner.steps, second)
 

@@ -39,7 +39,7 @@ def next_pool(pool: Tree, total: float) -> Tree:
 
 
 def first_share(params: Tree) -> Tree:
-    """Return what a client keeps before its first upload; only the shapes of `params` are used."""
+    """Return a client's share before its first upload: weight 0, values without a meaning."""
     zero = torch.zeros((), dtype=torch.float64)
     return {"sum": tree.map(Tensor.double, params), "weight": zero, "number": torch.tensor(-1)}
 

@@ -51,7 +51,7 @@ def draw_share(
             the ratio in which they divide them.
         known: the base classes, as class indices of the dataset. If clients keep their images, all
             of them are the classes of every episode.
-        slots: number of possible labels; the episode's classes have the first of them.
+        slots: number of possible labels; the episode's classes have labels 0 to way - 1.
         key: key of one client in one exchange. The last two entries of its path name the client.
             The path before its entry "step" is the key of the episode. It and the client decide
             what is drawn, so between the exchanges of an episode only the dropout seed differs.

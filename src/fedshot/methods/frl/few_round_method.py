@@ -102,7 +102,7 @@ class FewRoundMethod(Method[S]):
         Args:
             population: the clients, or the group of a test episode; `key` samples the cohort.
             theta: initial model, theta_0.
-            numbers: number of possible labels; the episode's classes have the first of them.
+            numbers: number of possible labels; the episode's classes have labels 0 to way - 1.
             rounds: number of rounds, R.
             key: key of the episode.
             norms: returns the batch-norm statistics under which prototypes are recomputed.

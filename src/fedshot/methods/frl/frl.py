@@ -242,7 +242,7 @@ class FRL(MetaTrained):
         return self.draw(data, key, ["support"])
 
     def draw_queries(self, data: ClientData, key: Key) -> EpisodeShare:
-        """Draw a client's share, and read its queries, and supports only if they are needed."""
+        """Draw a client's share of an episode; its supports are read only if they are needed."""
         both = self._of("query_prototypes") == "local" and not self.local.linear
         return self.draw(data, key, PARTS if both else ["query"])
 
@@ -298,7 +298,7 @@ class FRL(MetaTrained):
         stats: Tree,
         share: EpisodeShare,
     ) -> tuple[Tensor, tuple[Tensor, Tree]]:
-        """Return L_local on the queries, and (accuracy, statistics after their pass)."""
+        """Return L_local on the queries, and (accuracy, statistics after the forward pass)."""
         local, theta, y = self.local, at["theta"], share.query_y
         mode = learning_mode(share)
         g, stats = local.maps(theta, stats, share.query_x, mode.layer(-2))

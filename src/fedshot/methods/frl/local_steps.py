@@ -182,7 +182,7 @@ class FewRoundLearner:
         Args:
             g: maps [n, d, positions].
             y: labels [n].
-            numbers: number of possible labels; the episode's classes have the first of them.
+            numbers: number of possible labels; the episode's classes have labels 0 to way - 1.
             prototypes: the global prototypes; None to leave out L_aux.
         """
         fixed = prototypes is None or not prototypes.means.requires_grad
