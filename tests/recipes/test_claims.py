@@ -74,6 +74,16 @@ def test_a_claim_has_the_published_differences_and_the_columns_that_it_names(
     assert len(judge(CLAIM, held).differences) == 1
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_untrained_model_shows_nothing(tmp_path: Path, sign: int) -> None:
+    """Validation chose round 0 of the method: what the claim is about was not at work."""
+    held = cells(tmp_path, {"one": 0.05 * sign, "five": 0.1 * sign})
+    for one in held["proto/one"].finished:
+        one["round"] = 0
+    found = judge(CLAIM, held)
+    assert (found.status, len(found.differences), found.untrained) == ("not shown", 2, 1)
+
+
 @pytest.mark.parametrize("name", FRONT.papers)
 def test_a_paper_names_what_exists(name: str) -> None:
     paper = FRONT.papers[name]

@@ -74,24 +74,29 @@ class Judgement:
     """The comparisons that decide on a claim: one for each column and row in `worse` that is run.
 
     `published` holds the paper's differences, in percentage points, where cells have the paper's
-    data; `seeds` the smaller number of seeds of each comparison's rows.
+    data; `seeds` the smaller number of seeds of each comparison's rows. `untrained` counts the
+    comparisons in which validation chose round 0 of the better row for every seed.
     """
 
     claim: Claim
     differences: tuple[Difference, ...]
     published: tuple[float, ...]
     seeds: tuple[int, ...]
+    untrained: int = 0
 
     @property
     def status(self) -> Status:
         """The claim's status.
 
         "reproduced" if all intervals are above 0; "contradicted" if at least one is below 0 and
-        none is above; "not run" without comparisons; else "not shown".
+        none is above; "not run" without comparisons; else "not shown". A claim with a comparison
+        of an untrained model is "not shown", since what it is about was not at work.
         """
         n, above, below = len(self.differences), self.count("above"), self.count("below")
         if not n:
             return "not run"
+        if self.untrained:
+            return "not shown"
         if above == n:
             return "reproduced"
         return "contradicted" if below and not above else "not shown"
@@ -111,13 +116,14 @@ def load() -> Front:
 def judge(claim: Claim, cells: Mapping[str, State]) -> Judgement:
     """Compare the rows of a claim, given the finished cells of its recipe and variant by key."""
     columns = claim.columns or dict.fromkeys(state.cell.column.key for state in cells.values())
-    differences, published, seeds = [], [], []
+    differences, published, seeds, untrained = [], [], [], 0
     for column, worse in product(columns, claim.worse):
         ours, other = (cells.get(f"{row}/{column}") for row in (claim.better, worse))
         if ours is None or other is None or ours.result is None or other.result is None:
             continue
         differences.append(compare(row_of(ours.result), row_of(other.result)))
         seeds.append(min(len(ours.finished), len(other.finished)))
+        untrained += all(one["round"] == 0 for one in ours.finished)
         if ours.cell.published is not None and other.cell.published is not None:
             published.append(ours.cell.published - other.cell.published)
-    return Judgement(claim, tuple(differences), tuple(published), tuple(seeds))
+    return Judgement(claim, tuple(differences), tuple(published), tuple(seeds), untrained)

@@ -198,8 +198,9 @@ def _evidence(judged: Judgement) -> list[str]:
     outcomes = [
         f"{n} {what}" for what in ("above", "below", "unclear") if (n := judged.count(what))
     ]
+    untrained = f"; {judged.untrained} of an untrained model" if judged.untrained else ""
     return [
-        f"{', '.join(outcomes)} of {len(found)}",
+        f"{', '.join(outcomes)} of {len(found)}{untrained}",
         _span(judged.published),
         _span([100 * one.difference for one in found]),
         _ends(judged.seeds),
