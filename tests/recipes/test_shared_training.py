@@ -205,7 +205,7 @@ def test_a_row_that_cannot_follow_is_trained(
     told = done(job, monkeypatch)
     assert (job.folder / "checkpoints").exists()
     assert job.lead is not None
-    assert not job.lead[1].exists()
+    assert not job.lead.folder.exists()
     assert told == done(job, monkeypatch, alone=True)
     made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
     first, second = (jobs(made, tmp_path / "two")[key] for key in ("lead/one", "row/one"))
