@@ -226,7 +226,7 @@ def published_and_ours(title: str, columns: Mapping[str, Sequence[State]]) -> st
                     *zip(*theirs, strict=True), linestyle="", marker="D", markersize=5.5,
                     markerfacecolor="none", markeredgecolor=PALETTE[1], label="published",
                 )  # fmt: skip
-            axes.set_title(states[0].cell.column.label)
+            axes.set_title(fill(states[0].cell.column.label, _NAME))
             axes.set_xlabel("accuracy, %")
             axes.grid(visible=True, axis="x")
             axes.tick_params(axis="y", length=0)
