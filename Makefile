@@ -20,9 +20,11 @@ test-slow: $(STAMP)
 test-exhaustive: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m exhaustive
 
-# Real processes on loopback, and in network namespaces where it is root that asks.
+# Real processes on loopback, and in network namespaces if root runs it; then the tests without
+# processes that need the extra, too.
 test-flower: .venv/.flower
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m flower
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not flower" tests/deploy
 
 # The lowest versions that pyproject.toml allows, all at once, in an environment of their own, torch
 # excepted, of which a second build is gigabytes: that, pytest and the rest are the main one's.

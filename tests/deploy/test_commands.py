@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ from fedshot.config.load import Config
 from fedshot.core.errors import AbsentError, BusyError, ConfigError
 from fedshot.deploy.flower.messages import Limits
 
-pytest.importorskip("cryptography", reason="the extra `flower` is not installed")
+pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 from fedshot.deploy.flower import local
 from fedshot.deploy.flower.data_files import notes_of
 from fedshot.deploy.flower.keys import CA_KEY, make_node_key, make_server_keys
@@ -59,7 +58,6 @@ def test_another_version_of_flower_is_refused(
     assert "flwr is 1.43.0; fedshot works with 1.41 and 1.42" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -108,7 +106,6 @@ def test_what_cannot_work_is_refused_in_words(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
 @pytest.mark.parametrize("wait", ["nan", "-1", "inf"])
 def test_no_run_waits_for_ever(
     wait: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -164,7 +161,6 @@ def test_what_clients_send_is_written_to_no_disk(tmp_path: Path) -> None:
     assert not [word for word in words if str(tmp_path) in word]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
 def test_what_an_earlier_try_left_is_not_taken_for_dealt(tmp_path: Path) -> None:
     """Of another seed, or half of it: unless the run has begun, `up` deals anew."""
     from fedshot.deploy.flower.data_files import clients_in, read_shards
@@ -203,7 +199,6 @@ class Nowhere:
         return []
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
 def test_a_run_that_never_began_leaves_nothing_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +231,6 @@ def test_a_run_that_never_began_leaves_nothing_to_resume(
     assert flower_runs.Deployment.read(folder).life == 2
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
 def test_a_node_that_ends_while_it_is_waited_for_ends_the_waiting(tmp_path: Path) -> None:
     from fedshot.deploy.flower.flower_runs import wait_for_clients
     from fedshot.deploy.flower.processes import ChildError, Children
@@ -338,7 +332,6 @@ def test_no_python_file_of_the_working_folder_is_run_by_what_is_started(tmp_path
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
 def test_a_server_whose_folder_was_deleted_and_made_anew_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
