@@ -67,7 +67,7 @@ class Tokens:
             raise DataError(
                 f"there are {len(self.words)} words for {len(table) - FIRST_WORD} vectors; "
                 "expected one word for each row after the first two. Use "
-                "fedshot.data.sources.embedding."
+                "fedshot.data.sources.embedding.TextOptions.embed."
             )
         lengths = np.diff(o)
         if lengths.min() < 0 or not lengths.max() <= self.cut or self.cut < 1:

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from fedshot.core.errors import DataError
 from fedshot.data.sources.fetch import by_hand, get
@@ -236,6 +237,20 @@ def test_where_a_person_must_click_it_says_what_goes_where(tmp_path):
     assert str(tmp_path / "cifar100") in by_hand("cifar100", tmp_path)
     with pytest.raises(DataError, match="no publisher is known for 'cifar'"):
         get("cifar", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"licences": "MIT"}, r"one\.licences"),
+        ({"complete": {"examples": 1, "classes": 1, "n": 1}}, r"one\.complete\.n"),
+        ({"files": [{"name": "a", "urls": [], "at_most": 1, "md5": "0"}]}, r"one\.files\.0\.md5"),
+    ],
+)
+def test_an_unknown_key_of_a_publisher_is_an_error(entry, said):
+    table = TypeAdapter(dict[str, Publisher])
+    with pytest.raises(ValidationError, match=said):
+        table.validate_python({"one": {"folder": "one", **entry}})
 
 
 def test_every_publisher_has_files_over_https_with_checksums_or_words_for_a_person():

@@ -186,6 +186,17 @@ def test_tiered_lists_beside_the_images_must_have_the_published_counts(tmp_path)
         TieredImageNet(size=SIDE).load(tmp_path)
 
 
+def test_a_class_that_tiered_lists_name_twice_is_refused(tmp_path):
+    folder = tmp_path / "tieredimagenet"
+    write(folder, {f"{w}/1.jpg": picture(1) for w in ALL[:2]})
+    for part, word in zip(PARTS, PUBLISHED, strict=True):
+        rows = [f"{w},animal\n" for w in TIERED[part]]
+        write(folder, {f"{word}.csv": "".join(rows + rows[:1]).encode()})
+    said = rf"train\.csv lists class '{TIERED['base'][0]}' twice"
+    with pytest.raises(DataError, match=said):
+        TieredImageNet(size=SIDE).load(tmp_path)
+
+
 @pytest.mark.parametrize("source", [MiniImageNet, TieredImageNet])
 def test_an_impossible_size_is_refused(source):
     with pytest.raises(DataError, match="size is 0"):

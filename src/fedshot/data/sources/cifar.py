@@ -21,12 +21,13 @@ from fedshot.data.files import pickled
 from fedshot.data.files.archives import Archive, opened
 from fedshot.data.files.cache import Labels, Put, cached
 from fedshot.data.files.images import photo
+from fedshot.data.sources.publishers import published_split
 from fedshot.data.sources.source import Member, Source, dataset_folder, find_images, put_images
 from fedshot.data.sources.splits.published import PUBLISHED, packaged, read_split_files, to_split
 
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
-_COUNTS = {"fc100": (60, 20, 20), "cifar_fs": (64, 16, 20)}
+CLASS_COUNTS = {"fc100": published_split("cifar100"), "cifar_fs": (64, 16, 20)}
 _ROWS = 4096  # images converted from channels-first to channels-last at a time
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -78,15 +79,16 @@ class Cifar100(CifarFiles):
     variant: Literal["fc100", "cifar_fs"] = "fc100"
 
     def __post_init__(self) -> None:
-        check_word("variant", self.variant, _COUNTS)
+        check_word("variant", self.variant, CLASS_COUNTS)
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Return the dataset; the first call decodes all images into the cache on disk."""
         names = tuple(packaged("cifar100")["classes"])
         folder, dataset = self.read(data_dir, names)
         paths = [folder / "splits" / f"{self.variant}_{part}.txt" for part in PUBLISHED]
-        lists = read_split_files(paths, _COUNTS[self.variant])
-        split = to_split(paths, lists or packaged("cifar100")[self.variant], names)
+        lists = read_split_files(paths, CLASS_COUNTS[self.variant])
+        places = paths if lists else [f"the published split {self.variant}"] * len(paths)
+        split = to_split(places, lists or packaged("cifar100")[self.variant], names)
         return replace(dataset, name=self.variant, standard=split)
 
 

@@ -62,9 +62,10 @@ class ImageFolder(Source):
         del data_dir
         root = Path(self.path).expanduser()
         if not root.is_dir():
+            relative = f" (relative to the working directory {Path.cwd()})"
             raise DataError(
-                f"{root} is not a folder (relative to the working directory {Path.cwd()}); "
-                "expected one with a subfolder for each class"
+                f"{root} is not a folder{'' if root.is_absolute() else relative}; expected one "
+                "with a subfolder for each class"
             )
         root = root.resolve()
         classes, parts = _classes(root)

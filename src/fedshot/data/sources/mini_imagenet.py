@@ -16,6 +16,7 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.files.archives import Archive, opened
 from fedshot.data.files.cache import Labels, Put, cached
 from fedshot.data.files.images import check_side, photo
+from fedshot.data.sources.publishers import published_split
 from fedshot.data.sources.source import Member, Source, dataset_folder, find_images, put_images
 from fedshot.data.sources.splits.published import (
     PARTS,
@@ -28,7 +29,7 @@ from fedshot.data.sources.splits.published import (
     to_split,
 )
 
-_COUNTS = (64, 16, 20)
+_COUNTS = published_split("mini_imagenet")
 IMAGES = (".jpg", ".jpeg", ".png")
 _WNID = 9  # characters of a class number such as n01532829
 _Rows = dict[str, list[tuple[str, str]]]  # part -> (file name, class)
@@ -107,7 +108,7 @@ class MiniImageNet(ImageNetSubset):
             lists = packaged("mini_imagenet")
             if rows is not None:
                 lists = {part: {c for _, c in listed} for part, listed in rows.items()}
-            return labels._replace(standard=to_split(place, lists, names))
+            return labels._replace(standard=to_split([place] * len(lists), lists, names))
 
 
 def _listed(archive: Archive, own: Sequence[Path]) -> _Rows | None:

@@ -62,7 +62,10 @@ class Omniglot(Source):
                 "both halves again, or add a split of your own as "
                 "splits_vinyals/{train,val,test}.txt."
             )
-        split = to_split(own, lists or _published(), dataset.class_names)
+        origin = "the split of Vinyals et al."
+        split = to_split(
+            own if lists else [origin] * len(own), lists or _published(), dataset.class_names
+        )
         return replace(dataset, standard=split)
 
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import resources
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, with_config
+
+_STRICT = ConfigDict(extra="forbid")  # a key of the file that is no field is an error
 
 
+@with_config(_STRICT)
 @dataclass(frozen=True)
 class Remote:
     """A file to download from a publisher; `urls` are tried in order."""
@@ -25,6 +28,7 @@ class Remote:
     unpacked: str | None = None  # checksum of a .gz file's content, equal if repacked
 
 
+@with_config(_STRICT)
 @dataclass(frozen=True)
 class Complete:
     """Counts of the publisher's complete dataset."""
@@ -34,6 +38,7 @@ class Complete:
     split: tuple[int, int, int] | None = None
 
 
+@with_config(_STRICT)
 @dataclass(frozen=True)
 class Publisher:
     """How to get one dataset: `files` to download, or `manual`, instructions for the user."""
@@ -47,17 +52,32 @@ class Publisher:
 
 _TABLE = resources.files(__package__).joinpath("publishers.json")
 PUBLISHERS = TypeAdapter(dict[str, Publisher]).validate_json(_TABLE.read_bytes())
-_OWN = {"digits": 1797, "glyphs": 4000}  # examples of the datasets that need no files
-
-LICENCES = {name: known.licence for name, known in PUBLISHERS.items() if known.licence} | {
-    "digits": "CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)",
-    "glyphs": "Apache-2.0 (drawn by fedshot itself)",
+_WITHOUT_FILES = {
+    "digits": Publisher(
+        "",
+        licence="CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)",
+        complete=Complete(1797, 10),
+    ),
+    "glyphs": Publisher(
+        "", licence="Apache-2.0 (drawn by fedshot itself)", complete=Complete(4000, 200)
+    ),
 }
+_KNOWN = PUBLISHERS | _WITHOUT_FILES
+
+LICENCES = {name: known.licence for name, known in _KNOWN.items() if known.licence}
 NO_LICENCE = "not known to fedshot: the data belongs to you or to others; state it with --licence"
 VECTORS = "word vectors: GloVe, PDDL 1.0, unless others were given"
 
 
 def published_size(name: str) -> int | None:
     """Return the number of examples of the publisher's complete dataset, or None if unknown."""
-    complete = PUBLISHERS[name].complete if name in PUBLISHERS else None
-    return complete.examples if complete else _OWN.get(name)
+    complete = _KNOWN[name].complete if name in _KNOWN else None
+    return complete.examples if complete else None
+
+
+def published_split(name: str) -> tuple[int, int, int]:
+    """Return the numbers of base, validation and novel classes of a published split."""
+    complete = PUBLISHERS[name].complete
+    assert complete is not None
+    assert complete.split is not None
+    return complete.split

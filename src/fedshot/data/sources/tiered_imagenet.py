@@ -13,10 +13,11 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.files.archives import opened
 from fedshot.data.files.cache import Labels, Put, cached
 from fedshot.data.sources.mini_imagenet import IMAGES, ImageNetSubset
+from fedshot.data.sources.publishers import published_split
 from fedshot.data.sources.source import Member, dataset_folder
 from fedshot.data.sources.splits.published import PUBLISHED, packaged, read_split_files, to_split
 
-_COUNTS = (351, 97, 160)
+_COUNTS = published_split("tiered_imagenet")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class TieredImageNet(ImageNetSubset):
         options = {"size": self.size, "resize": self.resize, "classes": names}
         build = partial(self._build, place, names)
         dataset = cached("tiered_imagenet", [place], options, build)
-        return replace(dataset, standard=to_split(folder, lists, names))
+        return replace(dataset, standard=to_split([folder] * len(lists), lists, names))
 
     def _build(self, place: Path, names: tuple[str, ...], put: Put) -> Labels:
         known = set(names)

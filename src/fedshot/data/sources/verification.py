@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.files import cache
 from fedshot.data.files.bounded import DAMAGE, unzipped
 from fedshot.data.files.fingerprints import hash_file, hash_stream
-from fedshot.data.sources.cifar import Cifar100
+from fedshot.data.sources.cifar import CLASS_COUNTS, Cifar100
 from fedshot.data.sources.mnist import Mnist
 from fedshot.data.sources.publishers import PUBLISHERS, Complete, Remote
 from fedshot.data.sources.registry import SOURCES
@@ -26,7 +27,7 @@ from fedshot.data.sources.tiered_imagenet import class_lists
 class Finding:
     """The result of one check; `note` is a remark, not a fault."""
 
-    level: str  # "ok", "note" or "problem"
+    level: Literal["ok", "note", "problem"]
     text: str
 
     def __str__(self) -> str:
@@ -69,11 +70,12 @@ def _findings(name: str, data_dir: Path) -> Iterator[Finding]:
     if isinstance(source, Mnist):
         halves = source.halves(data_dir)
         yield Finding("ok" if len(halves) == 2 else "note", f"halves: {' and '.join(halves)}")
-    yield _split(dataset.name, source.split(dataset), published.complete)
+    expected = published.complete.split if published.complete else None
+    yield _split(dataset.name, source.split(dataset), expected)
     if name == "cifar100":
         try:
             other = Cifar100("cifar_fs").load(data_dir).standard
-            yield _split("cifar_fs", other, Complete(60_000, 100, (64, 16, 20)))
+            yield _split("cifar_fs", other, CLASS_COUNTS["cifar_fs"])
         except DataError as error:
             yield Finding("problem", str(error))
 
@@ -131,15 +133,17 @@ def _counts(dataset: Dataset, complete: Complete) -> Iterator[Finding]:
     each = f"{least}" if least == most else f"{least} to {most}"
     if wanted % complete.classes == 0 and "mnist" not in dataset.name:
         each += f" of {wanted // complete.classes}"
-    level, what = ("note", "a subset") if n < wanted else ("problem", "too many")
-    yield Finding(level, f"{what}: {n} of {wanted} {noun}, {each} {noun} per class")
+    what = f"{n} of {wanted} {noun}, {each} {noun} per class"
+    if n < wanted:
+        yield Finding("note", f"a subset: {what}")
+    else:
+        yield Finding("problem", f"too many: {what}")
 
 
-def _split(name: str, split: ClassSplit | None, complete: Complete | None) -> Finding:
+def _split(name: str, split: ClassSplit | None, expected: tuple[int, int, int] | None) -> Finding:
     if split is None:
         return Finding("note", f"{name} has no published split")
     found = (len(split.base), len(split.validation), len(split.novel))
-    expected = complete.split if complete else None
     if expected is not None and found != expected:
         return Finding("problem", f"split {name}: {_three(found)}, expected {_three(expected)}")
     return Finding("ok", f"split {name}: {_three(found)} classes")

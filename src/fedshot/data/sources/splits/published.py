@@ -21,6 +21,7 @@ from typing import Any
 from fedshot.core.errors import DataError, nearest
 from fedshot.core.regular_files import read_regular
 from fedshot.data.class_split import ClassSplit
+from fedshot.data.dataset import first_twice
 
 _LIMIT = 1 << 26  # bytes of a list; the longest has 3e7
 PARTS = ("base", "validation", "novel")
@@ -62,8 +63,14 @@ def read_split_files(
         text = read_text(path)
         is_csv = path.suffix == ".csv"
         names = [row[0] for row in csv_rows_of(path, text)] if is_csv else text.split()
-        lists[part] = list(dict.fromkeys(names))
-        check_count(path, part, lists[part], count)
+        twice = first_twice(names)
+        if twice is not None:
+            raise DataError(
+                f"{path} lists class {twice!r} twice; expected each class once. Fetch the lists of "
+                "the split again, or remove the three to use the published one."
+            )
+        check_count(path, part, names, count)
+        lists[part] = names
     return lists
 
 
@@ -76,7 +83,7 @@ def csv_rows_of(where: object, text: str) -> list[list[str]]:
 
 
 def check_count(where: object, part: str, names: Collection[str], expected: int | None) -> None:
-    """Raise DataError if a list of classes has not the expected length."""
+    """Raise DataError if a list of classes does not have the expected length."""
     if expected is not None and len(names) != expected:
         raise DataError(
             f"{where} lists {len(names)} {part} classes; expected {expected}. Fetch the lists of "
@@ -93,16 +100,15 @@ def read_text(path: Path) -> str:
 
 
 def to_split(
-    where: object | Sequence[Path], lists: Mapping[str, Iterable[str]], class_names: Sequence[str]
+    places: Sequence[object], lists: Mapping[str, Iterable[str]], class_names: Sequence[str]
 ) -> ClassSplit:
     """Return the class split given by three lists of names.
 
     Args:
-        where: what errors name as the origin of the lists: one name, or a list of the three files.
+        places: what errors name as the origin of each of the three lists, such as its file.
         lists: part -> class names.
         class_names: class names of the dataset.
     """
-    places = where if isinstance(where, list) else [where] * len(PARTS)
     numbers = {name: c for c, name in enumerate(class_names)}
     for place, part in zip(places, PARTS, strict=True):
         for name in lists[part]:
