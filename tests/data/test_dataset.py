@@ -138,6 +138,8 @@ def test_where_classes_are_named_by_whole_numbers_a_range_means_names(names, ent
         (["2", "3", "cat"], "0-2", r"by name '2', by position '2', '3', 'cat'\. List the names"),
         (["1", "cat", "dog"], "1-5", r"by name '1', by position 'cat', 'dog'"),
         (["1.0", "cat", "dog"], "1", r"'1' is ambiguous .*by name '1\.0', by pos.* 'cat'"),
+        (["1", "2", "cat"], "0-999999999", r"by name '1', '2', by position '1', '2', 'cat'\."),
+        (["1", "cat", "dog"], "9-999999999", r"'9-999999999' is not a class .* 0 to 2"),
     ],
 )
 def test_a_range_that_means_other_classes_by_name_than_by_position_is_refused(names, entry, said):

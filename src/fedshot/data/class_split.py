@@ -132,7 +132,7 @@ class _Names:
         if len(self._values) == data.n_classes:
             chosen, known = by_name, set(self._values.values())
             what = "class names are the integers"
-        elif by_name and by_name != list(by_position):
+        elif by_name and (len(by_name) != len(by_position) or by_name != list(by_position)):
             raise DataError(
                 f"{part}: {entry!r} is ambiguous in {data.name}, where some class names are "
                 f"integers: by name {_shown(names, by_name)}, by position "
@@ -149,7 +149,7 @@ class _Names:
 
 def _shown(names: Sequence[str], classes: Sequence[int]) -> str:
     """Return the names of the first few of `classes`, without numbers that do not exist."""
-    held = [repr(names[c]) for c in classes if c < len(names)]
+    held = [repr(names[c]) for c in classes[: len(names)] if c < len(names)]
     return ", ".join(held[:_FEW]) + (", ..." if len(held) > _FEW else "") or "none"
 
 

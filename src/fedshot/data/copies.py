@@ -76,21 +76,22 @@ def _contents(dataset: Dataset, rows: Ints, most: int | None = None) -> Ints:
     x, numbers = dataset.x, Numbers()
     if isinstance(x, Tokens):
         ends = zip(x.offsets[rows].tolist(), x.offsets[rows + 1].tolist(), strict=True)
-        found = (x.ids[start:end].tobytes().hex() for start, end in ends)
+        held = (x.ids[start:end].tobytes() for start, end in ends)
     else:
         flat = x.reshape(len(x), -1)
         size = flat.shape[1] if most is None else min(most, flat.shape[1])
         start = (flat.shape[1] - size) // 2
-        held = (flat[row, start : start + size] for row in rows.tolist())
-        found = (blake2b(one.data, digest_size=16).hexdigest() for one in held)
-    return np.array([numbers[content] for content in found], dtype=np.int64)
+        held = (flat[row, start : start + size].tobytes() for row in rows.tolist())
+    hashes = (blake2b(one, digest_size=16).hexdigest() for one in held)
+    return np.array([numbers[content] for content in hashes], dtype=np.int64)
 
 
 def _sizes(group: Ints, other: Ints | None = None) -> Ints:
-    """Return, for each row, the number of rows with the same value in `group`.
+    """Return, for each row, the number of rows with the same value in `group`, all from 0 on.
 
     If `other` is given, only rows that also have the same value in `other` are counted.
     """
-    pairs = np.stack([group, np.zeros_like(group) if other is None else other])
-    _, which, sizes = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
-    return sizes[which.reshape(-1)]
+    if other is not None:
+        pairs = np.stack([group, other])
+        group = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
+    return np.bincount(group)[group]

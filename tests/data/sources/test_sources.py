@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
+import subprocess
+import sys
 import threading
 import zipfile
 import zlib
@@ -20,7 +23,7 @@ from fedshot.data.example_inputs import Pictures
 from fedshot.data.files import bounded, images
 from fedshot.data.files.images import decode, photo
 from fedshot.data.files.places import find_data_dir
-from fedshot.data.sources import npz
+from fedshot.data.sources import npz, omniglot
 from fedshot.data.sources.digits import Digits
 from fedshot.data.sources.folder import ImageFolder
 from fedshot.data.sources.glyphs import Glyphs
@@ -169,6 +172,31 @@ def test_pictures_of_different_sizes_are_refused_with_the_fix(pets):
     assert "cat/a.PNG is 6x4" in str(caught.value)
     assert "dog/2.png is 9x9" in str(caught.value)
     assert "Set `size`" in str(caught.value)
+
+
+FORKED = """
+import os, signal
+from io import BytesIO
+from PIL import Image
+from fedshot.data.files import images
+
+images._LARGE = 100
+file = BytesIO()
+Image.new("RGB", (11, 11)).save(file, "PNG")
+images.decode(file.getvalue(), "x", 3, 4)
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    images.decode(file.getvalue(), "x", 3, 4)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
+def test_a_forked_process_decodes_large_images() -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]
+    subprocess.run(command, check=True, timeout=60)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -338,7 +366,7 @@ def test_links_within_the_folder_are_followed(pets):
 
 
 def test_a_folder_that_is_missing_or_empty_is_named(tmp_path):
-    with pytest.raises(DataError, match="nowhere is not a folder"):
+    with pytest.raises(DataError, match="nowhere is not a folder; expected"):
         ImageFolder(str(tmp_path / "nowhere")).load(None)
     with pytest.raises(DataError, match="holds no folders"):
         ImageFolder(str(tmp_path)).load(None)
@@ -595,6 +623,13 @@ def test_a_zip_of_something_else_and_a_broken_drawing_are_refused(small):
 def test_a_split_that_names_an_unknown_character_is_refused(small):
     (small / "omniglot" / "splits_vinyals" / "val.txt").write_text("Klingon/character01")
     with pytest.raises(DataError, match=r"val\.txt names class 'Klingon/character01'"):
+        Omniglot().load(small)
+
+
+def test_a_missing_character_of_the_published_split_is_named(small, monkeypatch):
+    shutil.rmtree(small / "omniglot" / "splits_vinyals")
+    monkeypatch.setattr(omniglot, "_CHARACTERS", 3)
+    with pytest.raises(DataError, match=r"^the split of Vinyals et al\. names class '"):
         Omniglot().load(small)
 
 

@@ -196,7 +196,7 @@ class Tasks:
 
         Raises DataError if a pool has too few classes with enough images.
         """
-        every = [ClientData(dataset, rows).class_index for rows in pools]
+        every = [ClientData(dataset, rows).class_index for rows in pools[:n]]
         rng = key.numpy()
         drawn = [every[u % len(every)].draw(spec, rng)[0] for u in range(n)]
         classes, support, query = map(block, zip(*drawn, strict=True))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -35,8 +36,6 @@ _BLOCK, _JOB = 1024, 32  # images in memory at once, and in one task of a thread
 _MAX_PIXELS = 1 << 26
 _MAX_SIDE = 1 << 13  # pixels; a square of this side has _MAX_PIXELS
 _LARGE = 1 << 24  # pixels above which images are decoded one at a time, each in up to 1.3 GB
-# One thread for all of them: the C library keeps freed memory for each thread that decoded.
-_large = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-images")
 _DEEP = re.compile(r";16[BLN]")  # Pillow's raw modes of 16 bits a channel; BGR;16 has 5 or 6
 
 
@@ -122,7 +121,7 @@ def photo(data: bytes, name: str, size: int, resize: bool, remedy: str) -> Pixel
         if not resize:
             w, h = image.size
             raise DataError(f"image {name} is {w}x{h} pixels; expected {size}x{size}. {remedy}")
-        return _decoded(
+        return _bounded(
             image,
             lambda: np.asarray(
                 image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
@@ -170,10 +169,29 @@ def check_image(image: Image.Image, name: object) -> None:
         )
 
 
-def _decoded(image: Image.Image, decode: Callable[[], Pixels]) -> Pixels:
-    """Return what `decode` returns; large images are decoded one at a time, in one thread."""
+def _bounded(image: Image.Image, read: Callable[[], Pixels]) -> Pixels:
+    """Return what `read` returns; large images are decoded one at a time, in one thread."""
     large = image.width * image.height > _LARGE
-    return _large.submit(decode).result() if large else decode()
+    return _one_thread().submit(read).result() if large else read()
+
+
+@cache
+def _one_thread() -> ThreadPoolExecutor:
+    """Return the only thread for large images.
+
+    There is one, because the C library keeps freed memory for each thread that decoded.
+    """
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-images")
+
+
+def _restart() -> None:
+    _one_thread.cache_clear()
+    _one_thread()
+
+
+_one_thread()  # now, since two threads that make it at once would get one each
+if hasattr(os, "register_at_fork"):  # a forked process inherits the pool without its thread
+    os.register_at_fork(after_in_child=_restart)
 
 
 def _is_deep(tile: Any) -> bool:
@@ -210,7 +228,7 @@ def to_array(
     """
     check_image(image, name)
 
-    def decode() -> Pixels:
+    def read() -> Pixels:
         # Cameras store the pixels unrotated, and the orientation in a tag.
         upright = ImageOps.exif_transpose(image)
         if "transparency" in upright.info:
@@ -224,4 +242,4 @@ def to_array(
             )
         return pixels.reshape(*pixels.shape[:2], channels)
 
-    return _decoded(image, decode)
+    return _bounded(image, read)
