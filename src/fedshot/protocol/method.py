@@ -61,7 +61,8 @@ class Traits:
             all clients.
         trains_on_pool: with partition "redealt", clients draw batches from all training images,
             not from the images that the partition assigns to them.
-        stores_client_models: the server stores a model of each client, which `own_model` returns.
+        stores_client_models: `stored_model(server, clients, i)` returns the model that the server
+            stores for client i.
         unstackable: why the fleet "vectorised", which stacks clients, cannot run the method; "" if
             it can.
         warnings: what a run tells the user before round 1.

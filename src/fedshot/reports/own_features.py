@@ -56,8 +56,8 @@ def own_features(run: Experiment, client: int, *, original: bool = False) -> Spa
     else:
         server = run.chosen()
         clients = Clients(run.fleet, owners, round=run.best_round, phase="evaluate")
-        storing: Any = method  # its traits guarantee `own_model`
-        own = storing.own_model(server, clients, client)
+        storing: Any = method  # its traits guarantee `stored_model`
+        own = storing.stored_model(server, clients, client)
         with torch.no_grad():
             parts = episode_features(method.model, own["theta"], own["stats"], eval_episode)
         points = torch.cat(parts).double()

@@ -93,7 +93,7 @@ class Play:
     def losses(self) -> NDArray[np.float64]:
         """Return [i, j], the loss of client j's model on client i's samples."""
         now = self.clients("evaluate")
-        models = [self.method.own_model(self.server, now, j) for j in range(CLIENTS)]
+        models = [self.method.stored_model(self.server, now, j) for j in range(CLIENTS)]
         batches: list[Batch] = [
             self.method.draw(self.host.data(i), Key(0)).whole for i in range(CLIENTS)
         ]

@@ -482,7 +482,7 @@ def test_batch_norm_weighs_and_answers_by_the_statistics_of_ones_own_samples(
         want = torch.stack([-torch.cdist(asked, own[y == p]).mean(1) for p in places], 1)
         torch.testing.assert_close(answer.logits.double(), want, rtol=1e-5, atol=1e-6)
         clients = Clients(group.spy, group.ids, round=group.t, phase="evaluate")
-        theta = group.method.own_model(group.server, clients, k)["theta"]
+        theta = group.method.stored_model(group.server, clients, k)["theta"]
         judged = group.method.judge.loss(theta, {}, sample(group, k))
         assert float(judged) == pytest.approx(float(loss_of(own, y, "without")), rel=1e-8)
 
@@ -492,7 +492,7 @@ def test_own_first_models_differ_and_common_ones_do_not() -> None:
         one = method(start=start)
         server = one.init(Key(0))
         clients: Any = SimpleNamespace(recall=lambda i, first: (i, first)[1])
-        digests = {tree.digest(one.own_model(server, clients, i)) for i in range(4)}
+        digests = {tree.digest(one.stored_model(server, clients, i)) for i in range(4)}
         assert len(digests) == n
 
 

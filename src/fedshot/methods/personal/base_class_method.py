@@ -28,7 +28,16 @@ S = TypeVar("S", bound=Tree)
 
 
 class OwnClassesMethod(Method[S]):
-    """A method whose clients train on all their samples and are tested on their own classes."""
+    """A method whose clients train on all their samples and are tested on their own classes.
+
+    Args:
+        model: backbone; a head is not used.
+        episode: only its `augment` is used: a client trains on all its samples.
+        classes: the base classes, as class indices of the dataset.
+        local_steps: passes over a client's samples in a local update.
+        batch: samples per step; null for all samples of a client, in one step per pass.
+        optimizer: the optimiser of the clients.
+    """
 
     test_norm: ClassVar[str] = "support"  # the statistics of a client's own samples
 

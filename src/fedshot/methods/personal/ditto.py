@@ -36,13 +36,8 @@ class Ditto(PersonalModels[ModelState]):
     """A personal model at each client, near the global model that all clients train.
 
     Args:
-        model: backbone; a head is not used.
-        episode: only its `augment` is used: a client trains on all its samples.
-        classes: the base classes, as class indices of the dataset.
         lambda_prox: weight of a personal model's distance to the global one; 0 for local training.
         personal_steps: passes over a client's samples for the personal model.
-        local_steps: passes over a client's samples in a local update.
-        batch: samples per step; null for all samples of a client, in one step per pass.
         optimizer: the clients' optimiser for both models.
     """
 

@@ -27,16 +27,7 @@ from fedshot.protocol.method import ModelState
 
 @dataclass(frozen=True)
 class FedAvg(AmongBaseClasses[ModelState]):
-    """A classifier over all classes, averaged over clients.
-
-    Args:
-        model: backbone; a head is not used.
-        episode: only its `augment` is used: a client trains on all its samples.
-        classes: the base classes, as class indices of the dataset.
-        local_steps: passes over a client's samples in a local update.
-        batch: samples per step; null for all samples of a client, in one step per pass.
-        optimizer: the optimiser of the clients.
-    """
+    """A classifier over all classes, averaged over clients."""
 
     name: ClassVar[str] = "fedavg"
 

@@ -70,9 +70,6 @@ class FedFomo(BankedModels[FedFomoState]):
     """Personal models that move towards other clients' models, weighted by the gain of each.
 
     Args:
-        model: backbone; a head is not used.
-        episode: only its `augment` is used: a client trains on all its samples.
-        classes: the base classes, as class indices of the dataset.
         clients: number of clients.
         m: number of other clients' models that a client receives, M.
         validation_share: share of a client's samples of each class for validation: the first ones
@@ -82,9 +79,6 @@ class FedFomo(BankedModels[FedFomoState]):
         distance: distance between two models, "l2" as in the paper, or "l1".
         epsilon: probability in round 1 that a model for a client is chosen at random.
         epsilon_decay: decrease of epsilon in each round.
-        local_steps: passes over a client's samples in a local update.
-        batch: samples per step; null for all samples of a client, in one step per pass.
-        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "fedfomo"

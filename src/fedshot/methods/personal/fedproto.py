@@ -60,15 +60,9 @@ class FedProto(PersonalModels[FedProtoState]):
     """A personal model at each client, whose features stay near common prototypes.
 
     Args:
-        model: backbone; a head is not used.
-        episode: only its `augment` is used: a client trains on all its samples.
-        classes: the base classes, as class indices of the dataset.
         lambda_proto: weight of the distance to the server's prototypes; 0 for local training.
         weighting: clients in a prototype are weighted by their "examples" of the class, as in the
             paper, or all "clients" equally.
-        local_steps: passes over a client's samples in a local update.
-        batch: samples per step; null for all samples of a client, in one step per pass.
-        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "fedproto"

@@ -33,13 +33,7 @@ class FedProx(AmongBaseClasses[ModelState]):
     """FedAvg with a proximal term.
 
     Args:
-        model: backbone; a head is not used.
-        episode: only its `augment` is used: a client trains on all its samples.
-        classes: the base classes, as class indices of the dataset.
         mu: weight of the proximal term; 0 is FedAvg.
-        local_steps: passes over a client's samples in a local update.
-        batch: samples per step; null for all samples of a client, in one step per pass.
-        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "fedprox"

@@ -45,13 +45,9 @@ class FedRep(PersonalModels[ModelState]):
     """A shared encoder with a classifier for each client.
 
     Args:
-        model: backbone; a head is not used.
-        episode: only its `augment` is used: a client trains on all its samples.
-        classes: the base classes, as class indices of the dataset.
         personal_head: whether the classifier stays with the client; if not, it is averaged, too.
         head_steps: passes over a client's samples for the classifier; 0 does not train it.
         local_steps: passes over a client's samples for the encoder.
-        batch: samples per step; null for all samples of a client, in one step per pass.
         optimizer: the clients' optimiser for classifier and encoder.
     """
 

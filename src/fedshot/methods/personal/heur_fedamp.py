@@ -50,15 +50,9 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
     """Personal models, each near a mixture of the models that are similar to it.
 
     Args:
-        model: backbone; a head is not used.
-        episode: only its `augment` is used: a client trains on all its samples.
-        classes: the base classes, as class indices of the dataset.
         lambda_prox: weight of the distance to the mixture, lambda/alpha.
         sigma: sharpness of the weights: larger values prefer more similar models.
         self_weight: weight of a client's own model in its mixture, xi_ii; null for 1/n.
-        local_steps: passes over a client's samples in a local update.
-        batch: samples per step; null for all samples of a client, in one step per pass.
-        optimizer: the optimiser of the clients.
     """
 
     name: ClassVar[str] = "heur_fedamp"

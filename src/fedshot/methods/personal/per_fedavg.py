@@ -49,9 +49,6 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
     """An initialisation from which one gradient step adapts to a client.
 
     Args:
-        model: backbone; a head is not used.
-        episode: only its `augment` is used: a client trains on all its samples.
-        classes: the base classes, as class indices of the dataset.
         order: "first" leaves the Hessian out (FO), "hessian_free" approximates it (HF).
         beta: outer step size.
         delta: step size of the difference that approximates the product with the Hessian.

@@ -86,9 +86,6 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
     """A personal model for each client, mixed from models that do well on its samples.
 
     Args:
-        model: backbone; a head is not used.
-        episode: only its `augment` is used: a client trains on all its samples.
-        classes: the base classes, as class indices of the dataset.
         clients: number of clients.
         mode: sets options that are null. "paper", literally: own_sample "with", weigh_by "loss",
             start "own". "strict": own_sample "without", weigh_by "leave_one_out", start "common".
@@ -98,9 +95,6 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         choose: which models are sent: those with the highest "affinity", or "random" ones (-nS).
         affinity: what eq. (8) adds: the "difference" w_j - w_i, or the "positive" part of it.
         temperature: temperature of the softmax in eq. (1).
-        local_steps: passes over a client's samples in a local update.
-        batch: samples per step; null for all samples of a client, in one step per pass.
-        optimizer: the optimiser of the clients.
         own_sample: average distance of a sample to its class in training. "with": the sample itself
             counts, at a distance of 0; "without": it does not.
         weigh_by: the loss L in eq. (1), which weights the models. "loss": a sample counts among
@@ -303,9 +297,9 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
 
     def message(self, server: PFedFSLState, clients: Clients, client: int) -> dict[str, Tree]:
         """Return the client's own model."""
-        return {"model": self._packed(self.own_model(server, clients, client))}
+        return {"model": self._packed(self.stored_model(server, clients, client))}
 
-    def own_model(self, server: PFedFSLState, clients: Clients, i: int) -> Tree:
+    def stored_model(self, server: PFedFSLState, clients: Clients, i: int) -> Tree:
         """Return the model that the server stores for client i, {"theta", "stats"}."""
         first = server.start
         if self.starting == "own":

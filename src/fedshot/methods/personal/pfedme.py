@@ -37,9 +37,6 @@ class PFedMe(PersonalModels[ModelState]):
     """Personal models near the server's model, which moves towards them.
 
     Args:
-        model: backbone; a head is not used.
-        episode: only its `augment` is used: a client trains on all its samples.
-        classes: the base classes, as class indices of the dataset.
         lambda_prox: weight of the distance between a personal model and w_i.
         inner_steps: gradient steps that find a personal model, K.
         eta: step size of w_i; null for the learning rate of `optimizer`.
