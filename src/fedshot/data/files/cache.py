@@ -127,13 +127,13 @@ def _unique() -> str:
     return f"{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def _remove_partial(folder: Path, mine: str) -> None:
-    """Remove partial folders of dead processes; the caller has locked the entry `mine`."""
+def _remove_partial(folder: Path, own: str) -> None:
+    """Remove partial folders of dead processes; the caller has locked the entry named `own`."""
     for partial in folder.glob(f"*{_PARTIAL}"):
-        entry = partial.name.rsplit(".", 2)[0]
-        lock = locked(folder / f"{entry}{_LOCK}", wait=False)
-        with suppress(OSError), nullcontext(True) if entry == mine else lock as dead:
-            if dead:  # it may belong to another user
+        name = partial.name.rsplit(".", 2)[0]
+        lock = nullcontext(True) if name == own else locked(folder / f"{name}{_LOCK}", wait=False)
+        with suppress(OSError), lock as held:  # lock and folder may belong to another user
+            if held:  # no living process writes the entry
                 shutil.rmtree(partial)
 
 

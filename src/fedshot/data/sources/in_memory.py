@@ -44,7 +44,6 @@ class InMemory(Source):
         known = f", SHA-256 {self.digest}" if self.digest else ""
         raise DataError(
             f"the dataset {self.dataset!r} was in a program's memory{known}, and no file "
-            "holds it. Create it again in Python: fedshot.train(data=dataset, out=folder, "
-            "resume=True) resumes the run, and "
-            "PreparedRun(run_folder.configuration(folder).with_data(dataset)) prepares it."
+            "holds it. Create it again in Python, and resume the run with "
+            "fedshot.train(data=dataset, out=folder, resume=True)."
         )

@@ -31,7 +31,7 @@ _UNPACKED = 1 << 30  # bytes that any array may have; drawings compress 600 to 1
 class Npz(Source):
     """Arrays from an .npz file: `x`, `y`, and optionally `class_names`, `users` and `groups`.
 
-    `x` is uint8 [n, H, W] or [n, H, W, C]. Files with Python objects raise DataError, since reading
+    `x` is uint8 [n, H, W] or [n, H, W, C]. Files with Python objects are refused, since reading
     them could run code. Users are renumbered from 0, in ascending order. Examples of one group are
     nearly alike, such as frames of one video: within a class, an episode never has examples of one
     group in both support and query set.

@@ -41,8 +41,8 @@ class Sent140(TextOptions, Source):
 
     Args:
         file: a csv with the publisher's six columns, or a .json written by LEAF. Null looks for the
-            publisher's training file, training.1600000.processed.noemoticon.csv, and then for a csv
-            whose name begins like this.
+            publisher's training file, training.1600000.processed.noemoticon.csv, and then for any
+            training.1600000.processed.noemoticon*.csv.
         min_tweets: minimum number of tweets of a user; users with fewer are left out.
         users: number of users to take from those with enough tweets, the same in every run; null
             for all.

@@ -148,7 +148,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def checked(t: Tensor, *shape: int) -> int:
-    """Return the address of a contiguous float32 tensor; raise ValueError for another shape."""
+    """Return the address of a contiguous float32 tensor; raise ValueError for any other tensor."""
     if not t.is_contiguous() or t.shape != shape or t.dtype != torch.float32 or not t.is_cpu:
         raise ValueError(
             f"the kernels were given {t.dtype} on {t.device}, shape {list(t.shape)}, strides "
@@ -168,8 +168,11 @@ def each(
     the number of channels, which is the length of the vectors in `ins`.
     """
     for t in ins:
-        held = t.permute(0, 2, 3, 1) if t.dim() == 4 else t
-        checked(held, *(held.shape if t.dim() == 4 else sizes[-1:]))
+        if t.dim() == 4:
+            images = t.permute(0, 2, 3, 1)
+            checked(images, *images.shape)
+        else:
+            checked(t, *sizes[-1:])
     before, after = [t.data_ptr() for t in ins], [t.data_ptr() for t in outs]
     threads = min(torch.get_num_threads(), n, ins[0].numel() // _MANY)
     _share(n, threads, kernel, before, [*sizes, *rule], after)
