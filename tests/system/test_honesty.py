@@ -79,7 +79,7 @@ def test_a_run_on_data_of_a_program_records_their_hash_and_asks_for_them_again(
             assert main.main([command, str(folder)]) == 2
             text = capsys.readouterr().err
             assert "'negatives' was in a program's memory" in text
-            assert "with_data(dataset)" in text
+            assert "fedshot.train(data=dataset, out=folder, resume=True)" in text
     again = run_folder.configuration(folders[0]).with_data(whole)
     assert [record.round for record in Experiment(PreparedRun(again), folders[0]).run()] == [1, 2]
     other = replace(whole, x=255 - whole.pixels)
