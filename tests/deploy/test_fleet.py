@@ -355,7 +355,8 @@ def test_orders_are_carried_out_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "order",
     [[], [9], 9, None, "9", {"9": 1}, ["9", "void", 1], [9, "void"], [9, "void", "1"],
-     [9, ["void"]], [9, "drop", [1], [0]], [9, "drop", [1, 0], ["a"]], [9, "seal", 1, [[]]], [9, "seal", 1, 0]],
+     [9, ["void"]], [9, "drop", [1], [0]], [9, "drop", [1, 0], ["a"]],
+     [9, "seal", 1, [[]]], [9, "seal", 1, 0]],
 )  # fmt: skip
 def test_an_order_that_is_none_is_refused(tmp_path: Path, order: Any) -> None:
     runtime = Net(tmp_path).runtimes[1]
