@@ -1,6 +1,6 @@
 """Every test of this folder runs for each method on each fleet, in one of three suites.
 
-- Quick: one method of each kind trains and answers on threads as on the reference fleet; `synthetic`
+- Quick: a method of each kind trains and answers on threads as on the reference fleet; `synthetic`
   does so on every fleet, and all other tests run for it on the reference fleet.
 - Slow: every method equals the reference on every fleet, its second forms on the vectorised fleet
   alone; what a method itself can get wrong is asked of every method on the reference fleet, second
