@@ -129,6 +129,6 @@ def test_pages_link_to_cells_only_where_cells_have_pages(tmp_path: Path) -> None
         "| 0 | 45.00 ± 10.00 | 2 of 2 | &lt;0.01 | &lt;0.01 | 1.00 | 0123 |",
         '<polyline points="0.0,190.0 560.0,0.0"',
         "| data.name | digits |",
-        "[All numbers of this cell](proto.one.json)",
+        "[All numbers of this cell](../../../../results/t/paper/proto.one.json)",
     ):
         assert text in page

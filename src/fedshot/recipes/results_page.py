@@ -100,7 +100,7 @@ def pages(
         )
         for table, state in ((t, s) for t in mine if cells for s in t.states):
             path = f"{recipe.name}/{table.variant}/{state.cell.stem}.md"
-            found[f"{name}/{path}"] = _cell(table, state)
+            found[f"{name}/{path}"] = _cell(table, state, f"../../{figures}")
     return found
 
 
@@ -359,7 +359,8 @@ def _made(states: Sequence[State]) -> str:
 # The page of a cell.
 
 
-def _cell(table: _Table, state: State) -> str:
+def _cell(table: _Table, state: State, results: str) -> str:
+    """Return the page of a cell; `results` is the folder of all results, relative to the page."""
     result = state.result
     assert result is not None
     usual = defaults(result.settings)
@@ -386,6 +387,7 @@ def _cell(table: _Table, state: State) -> str:
         changed=changed,
         config=escape(text),
         confusion=_confusion(state.finished),
+        numbers=f"{results}/{table.recipe.name}/{table.variant}/{state.cell.stem}.json",
     )
 
 
