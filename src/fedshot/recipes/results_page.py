@@ -7,7 +7,7 @@ and on request each cell has a page with its settings, seeds and validation curv
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -21,6 +21,7 @@ from markupsafe import Markup, escape
 from fedshot.config import settings as trees
 from fedshot.config.registry import defaults
 from fedshot.core.text import count, megabytes, percent, points, seconds
+from fedshot.evaluation.episodic_test import total_confusion
 from fedshot.recipes import claims, provenance
 from fedshot.recipes.claims import ClaimResult, Front, Paper, Selection, check_claim
 from fedshot.recipes.plan import marks
@@ -396,7 +397,7 @@ def _cell(table: _Table, state: State, results: str) -> str:
         marks=marks(state.cell, result),
         changed=changed,
         config=escape(text),
-        confusion=_confusion(state.finished),
+        confusion=_confusion(total_confusion(one["test"] for one in state.finished)),
         numbers=f"{results}/{table.recipe.name}/{table.variant}/{state.cell.stem}.json",
     )
 
@@ -435,18 +436,14 @@ def _curve(every: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _confusion(every: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the confusion matrix over all seeds in percent; empty if it has many classes."""
-    total: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for one in every:
-        for true, row in one["test"].get("confusion", {}).items():
-            total[true].update(row)
+def _confusion(total: Mapping[str, Counter[str]]) -> list[list[str]]:
+    """Return the lines of a confusion matrix in percent; none if it has many classes."""
     names = sorted({*total, *itertools.chain(*total.values())})
     if not 1 < len(names) <= _CONFUSION:
         return []
-    shares = {true: [100 * total[true][guess] / (total[true].total() or 1) for guess in names]
-              for true in names}  # fmt: skip
-    return [
-        ["true class", *names],
-        *([true, *(f"{x:.0f}" for x in shares[true])] for true in names),
-    ]
+    lines = [["true class", *names]]
+    for true in names:
+        row = total.get(true, Counter())
+        shares = (100 * row[predicted] / (row.total() or 1) for predicted in names)
+        lines.append([true, *(f"{share:.0f}" for share in shares)])
+    return lines
