@@ -104,8 +104,7 @@ def _tune(run: Experiment, _: Any) -> dict[str, Any]:
     Raises ConfigError if the settings would use the novel classes.
     """
     settings = run.config.settings
-    fix = "Set run.choose to 'validation' and test.first_client_only to false."
-    check_honest(settings["name"], settings, fix)
+    check_honest(settings["name"], settings)
     diverged = {}
     if run.round < run.config.run.rounds:
         try:

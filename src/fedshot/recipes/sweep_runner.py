@@ -216,8 +216,7 @@ class Sweep:
             require_optuna()
         points = list(self.points.values()) or [Point(one) for one in draws(self.spaces, 1)]
         config, *_ = [Config.of(self.settings(point)) for point in points]
-        fix = "Set run.choose to 'validation' and test.first_client_only to false."
-        check_honest("this sweep", config.settings, fix)
+        check_honest("this sweep", config.settings)
         facts = facts_of(PreparedRun(config, self.data_dir))
         if not facts["validated"]:
             raise ConfigError(
