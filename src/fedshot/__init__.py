@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from fedshot.api.comparing import Comparison, compare
     from fedshot.api.listing import Listing, datasets, methods, options
     from fedshot.api.memory_data import as_dataset
+    from fedshot.api.sweeping import SweepPoint, SweepResult, sweep
     from fedshot.api.training import train
     from fedshot.api.training_run import RunResult, TrainingRun, open_run
     from fedshot.core.errors import (
@@ -25,14 +26,15 @@ __version__ = "0.1.0"
 __all__ = [
     "BusyError", "CheckpointError", "Comparison", "ConfigError", "DataError", "Dataset",
     "FedshotError", "FewShotClassifier", "InputError", "Listing", "QuorumError", "RunResult",
-    "TrainingRun", "__version__", "as_dataset", "compare", "datasets", "methods", "open_run",
-    "options", "train",
+    "SweepPoint", "SweepResult", "TrainingRun", "__version__", "as_dataset", "compare", "datasets",
+    "methods", "open_run", "options", "sweep", "train",
 ]  # fmt: skip
 
 _MODULES = {  # where the public names are defined; the modules are imported on first use
     "fedshot.api.comparing": {"Comparison", "compare"},
     "fedshot.api.listing": {"Listing", "datasets", "methods", "options"},
     "fedshot.api.memory_data": {"as_dataset"},
+    "fedshot.api.sweeping": {"SweepPoint", "SweepResult", "sweep"},
     "fedshot.api.training": {"train"},
     "fedshot.api.training_run": {"RunResult", "TrainingRun", "open_run"},
     "fedshot.core.errors": {

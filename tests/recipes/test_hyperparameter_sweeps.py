@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from fedshot.cli.main import main
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import CheckpointError, ConfigError, QuorumError
 from fedshot.core.seeds import Key
 from fedshot.recipes import cell_worker, optuna_search, sweep_runner, sweep_tables, trials
 from fedshot.recipes.jobs import Event, Job
 from fedshot.recipes.sweep_runner import Sweep, space_of
+from fedshot.runs.experiment import Experiment
 from fedshot.runs.run_folder import RESULT
 
 LR, STEPS = "method.optimizer.lr", "method.local_steps"
@@ -192,6 +193,60 @@ def test_a_point_that_diverges_is_not_chosen(tmp_path: Path, fake: Callable[...,
     assert sweep_tables.rows(made)[1]["state"] == "diverged: round 2"
 
 
+def test_options_of_the_same_name_are_told_apart(
+    tmp_path: Path, fake: Callable[..., FakeJobs]
+) -> None:
+    fake(lr_of)
+    made = swept(tmp_path, f"{LR}=0.1", "model.backbone.lr=0.2", f"{STEPS}=3")
+    (point,) = made.points.values()
+    assert made.label(point) == f"{LR} 0.1, model.backbone.lr 0.2, local_steps 3"
+    assert made.named(made._job(point, 1, "train")) == f"test {made.label(point)}, seed 1"
+
+
+def test_seeds_may_be_validated_in_different_rounds(
+    tmp_path: Path, fake: Callable[..., FakeJobs]
+) -> None:
+    """A round that no client answers has no validation."""
+    curves = [[[0, 0.2, 0.1], [1, 0.4, 0.1], [2, 0.6, 0.1]], [[0, 0.4, 0.1], [2, 0.8, 0.3]]]
+    fake(lambda job: told(0.5, validation=curves[job.settings["seed"]]))
+    made = finished(swept(tmp_path, f"{LR}=0.1"))
+    (curve,) = sweep_tables._curves(made)
+    assert curve.rounds == [0, 2]
+    assert curve.accuracies == pytest.approx([0.3, 0.7])
+    assert curve.intervals == pytest.approx([0.1, 0.2])
+
+
+def test_a_trial_without_validation_counts_as_diverged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unanswered(*_: object) -> None:
+        raise QuorumError("no client answers")
+
+    monkeypatch.setattr(Experiment, "_evaluate", unanswered)
+    base = BASE | {"run": {"rounds": 1, "below_quorum": "skip"}}
+    made = swept(tmp_path, f"{LR}=0.1", base=base)
+    order = made._job(next(iter(made.points.values())), 0, "tune").order()
+    found = cell_worker._ACTIONS["tune"](cell_worker._experiment(order), order)
+    assert found["diverged"] == "validation: no client gave a usable reply"
+    assert trials.accuracy(found) is None
+
+
+def test_a_file_whose_trials_lack_the_validation_that_ranks_them_is_damaged(
+    tmp_path: Path, fake: Callable[..., FakeJobs]
+) -> None:
+    fake(lr_of)
+    finished(swept(tmp_path))
+    file = tmp_path / "sweep.json"
+    held = json.loads(file.read_text(encoding="utf-8"))
+    held["points"][0]["trials"][1]["round"] = 1
+    file.write_text(json.dumps(held), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"is damaged.*round 1 has no validation"):
+        swept(tmp_path)
+    held["points"][0]["trials"][1]["diverged"] = "round 1"
+    file.write_text(json.dumps(held), encoding="utf-8")
+    swept(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("words", "others", "said"),
     [
@@ -203,7 +258,7 @@ def test_a_point_that_diverges_is_not_chosen(tmp_path: Path, fake: Callable[...,
         ((f"{LR}=log:0,1",), {"random": 2}, "LOW,HIGH after log:"),
         ((f"{STEPS}=int:1,1.5",), {"random": 2}, "LOW,HIGH after log:"),
         (GRID, {"random": 2, "optuna": 2}, "exclude each other"),
-        (GRID, {"jobs": 0}, "--jobs is 0; expected 1 or more"),
+        (GRID, {"jobs": 0}, "^jobs is 0; expected 1 or more"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_ranked_or_drawn_is_refused(
@@ -278,6 +333,9 @@ def test_an_interrupted_sweep_says_how_to_continue_once_it_has_begun(
     assert capsys.readouterr().err == "\nstopped\n"
     (tmp_path / "sweep").mkdir()
     assert main(words) == 130
+    assert capsys.readouterr().err == "\nstopped\n", "the folder holds no sweep"
+    (tmp_path / "sweep" / "runs" / "0123abcd.s0").mkdir(parents=True)
+    assert main(words) == 130
     advice = "the same command continues with the unfinished points"
     assert capsys.readouterr().err == f"\nstopped; {advice}\n"
 
@@ -312,6 +370,18 @@ def test_optuna_proposes_the_same_points_after_an_interruption(
     more = fake(lambda _: 0.5)
     finished(swept(*asked, optuna=5, seeds=1))
     assert not [job for job in more.done if job.do == "tune"]
+
+
+def test_a_complete_study_whose_points_are_lost_is_told(
+    tmp_path: Path, fake: Callable[..., FakeJobs]
+) -> None:
+    pytest.importorskip("optuna")
+    fake(lr_of)
+    made = finished(swept(tmp_path, f"{LR}=log:1e-4,1e-2", optuna=2, seeds=1))
+    (tmp_path / "sweep.json").unlink()
+    with pytest.raises(CheckpointError, match=r"points are lost: sweep\.json is missing"):
+        finished(swept(tmp_path, f"{LR}=log:1e-4,1e-2", optuna=2, seeds=1))
+    assert len(made.points) == 2
 
 
 def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,12 @@ def states(made: Recipe, folder: Path, *cells: str) -> list[State]:
     ]
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, made: Recipe, held: list[State]) -> list[Any]:
+def drawn(
+    monkeypatch: pytest.MonkeyPatch,
+    made: Recipe,
+    held: list[State],
+    draw: Callable[[Recipe, list[State]], str] = plots.sweep,
+) -> list[Any]:
     """Return (axis, [(label, x values of its line)], scale) of each panel."""
     panels: dict[int, list[tuple[str, list[float]]]] = {}
     scales: dict[int, str] = {}
@@ -63,7 +69,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, made: Recipe, held: list[State]) -> l
 
     monkeypatch.setattr(Axes, "errorbar", errorbar)
     monkeypatch.setattr(Axes, "set_xscale", set_xscale)
-    text = plots.sweep(made, held)
+    text = draw(made, held)
     assert "<svg" in text
     assert "$" not in text
     return [(lines, scales.get(key)) for key, lines in panels.items()]
@@ -112,6 +118,19 @@ def test_a_table_has_a_second_figure_of_the_rows_that_stand_at_values(tmp_path: 
     assert tmp_path / "t" / "small-at.svg" in plots.write(tmp_path, made, "small")
     links = results_page._figures(made, "small", [local, one, far], "../results")
     assert links[-1] == ("", "A test, along an axis", "../results/t/small-at.svg")
+
+
+def test_rows_of_the_same_label_have_a_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = deepcopy(SMALL) | {"kind": "curve"}
+    tree["columns"]["one"]["x"], tree["columns"]["five"]["x"] = 1, 5
+    proto = tree["rows"]["proto"]
+    tree["rows"] = {"proto": proto, "again": proto}
+    made = read("t", tree)
+    held = states(made, tmp_path, "proto/*", "again/one")
+    ((lines, _),) = drawn(monkeypatch, made, held, plots.curve)
+    assert lines == [("FL-Proto", [1, 5]), ("FL-Proto", [1])]
 
 
 @pytest.mark.parametrize("name", SWEEPS)

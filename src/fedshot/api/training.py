@@ -97,25 +97,23 @@ def train(
     """
     if tracker:
         check(tracker)
-    given, dataset = _given(data, settings)
+    given, dataset = given_settings(data, settings)
     if resume and config is None and {path for path, _ in trees.flat(given)} <= {*MAY_CHANGE}:
         config = run_folder.written(as_path("out", out))
-    if not isinstance(config, Mapping):
-        config = {} if config is None else load(as_path("config", config))
-    tree, notices = laid_over(config, given)
+    tree, notices = merged_settings(config, given)
     if out is not None:
         tree.setdefault("name", as_path("out", out).name)
     chosen = _config(tree, dataset)
     folder = Path("runs") / chosen.name if out is None else as_path("out", out)
     for text in notices:
-        _note(text, progress)
+        note(text, progress)
     if run_folder.begun(folder):
         check_here_trained(folder)
         fix = "Continue it with resume=True, or choose another `out`"
         chosen = resumed(folder, chosen, resume=resume, fix=fix)
 
     def notify(text: str) -> None:
-        _note(text, progress)
+        note(text, progress)
 
     with shutdown.interruptible():
         experiment = Experiment(PreparedRun(chosen, data_dir), folder)
@@ -194,14 +192,24 @@ def tracker_of(
     return Tracker(kind, experiment.folder, chosen.name, chosen.settings, notify)
 
 
-def _note(text: str, progress: bool) -> None:
+def note(text: str, progress: bool) -> None:
+    """Show a notice on stderr, or without `progress` log it."""
     if progress:
         tell(text)
     else:
         logging.getLogger("fedshot").info("%s", text)
 
 
-def _given(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, Dataset | None]:
+def merged_settings(
+    config: str | os.PathLike[str] | Mapping[str, Any] | None, given: Settings
+) -> tuple[Settings, list[str]]:
+    """Merge settings over a YAML file, or a mapping with its content; return also the notices."""
+    if not isinstance(config, Mapping):
+        config = {} if config is None else load(as_path("config", config))
+    return laid_over(config, given)
+
+
+def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, Dataset | None]:
     """Return the settings that keyword arguments give, and the dataset if it is in memory."""
     given: Settings = {}
     for key, value in settings.items():
@@ -210,14 +218,14 @@ def _given(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, Dataset | 
             raise ConfigError(f"there is no option {key!r}. Did you mean {close[0]!r}?")
         for path in _WITHOUT_SECTION.get(key, (key,)):
             trees.put(given, path, long(path, _plain(value)))
-    if data is None or isinstance(data, str) or _is_settings(data):
+    if data is None or isinstance(data, str) or is_settings(data):
         if data is not None:
             trees.put(given, "data", long("data", _plain(data)))
         return written_out(given), None
     return written_out(given), as_dataset(data)
 
 
-def _is_settings(data: Any) -> bool:
+def is_settings(data: Any) -> bool:
     """Whether `data` is a section of a configuration, not a mapping from clients to data."""
     plain = (str, int, float, os.PathLike, type(None))
     return isinstance(data, Mapping) and all(isinstance(value, plain) for value in data.values())

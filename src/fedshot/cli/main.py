@@ -177,7 +177,7 @@ def _how_to_continue(options: argparse.Namespace) -> str:
         return "the same command continues with the unfinished cells"
     folder: Path | None = options.run_folder
     if options.command == "sweep":
-        begun = folder is not None and folder.exists()
+        begun = folder is not None and _is_sweep(folder)
         return "the same command continues with the unfinished points" if begun else ""
     if folder is None or not _is_run(folder):
         return ""
@@ -191,6 +191,15 @@ def _is_run(folder: Path) -> bool:
 
     try:
         return (folder / CONFIG).exists()
+    except OSError:
+        return False
+
+
+def _is_sweep(folder: Path) -> bool:
+    from fedshot.recipes.sweep_runner import begun
+
+    try:
+        return begun(folder)
     except OSError:
         return False
 

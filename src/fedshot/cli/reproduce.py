@@ -16,7 +16,6 @@ from pathlib import Path
 from rich.table import Table
 
 from fedshot import reports
-from fedshot.cli.job_progress import show_jobs
 from fedshot.config.load import Config
 from fedshot.config.registry import long
 from fedshot.core import storage
@@ -27,6 +26,7 @@ from fedshot.data.files.places import find_data_dir
 from fedshot.methods.registry import METHODS
 from fedshot.recipes import plots, results_page, tables, timing
 from fedshot.recipes.index import load, names
+from fedshot.recipes.job_progress import show_jobs
 from fedshot.recipes.overview import overview, overview_json, overview_text
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, split
@@ -54,7 +54,12 @@ def reproduce(options: argparse.Namespace) -> int:
         def now() -> Table:
             return tables.table(recipe, variant, list(bench.states.values()))
 
-        show_jobs(bench.run(), options, now, lambda job: " ".join(job.key.split(" ")[:3]))
+        show_jobs(
+            bench.run(),
+            now,
+            lambda job: " ".join(job.key.split(" ")[:3]),
+            silent=options.quiet or options.json,
+        )
         for drawn in plots.write(options.results, recipe, variant):
             if not options.quiet:
                 tell(f"wrote {drawn}")

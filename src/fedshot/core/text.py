@@ -70,8 +70,13 @@ def percent(accuracy: float, interval: float) -> str:
 
 def points(difference: float, interval: float) -> str:
     """Return the difference of two shares in percentage points, e.g. "+1.20 ± 0.40 points"."""
-    sign = "\N{MINUS SIGN}" if difference < 0 else "+"
-    return f"{sign}{100 * abs(difference):.2f} ± {_half(interval)} points"
+    return f"{signed(100 * difference)} ± {_half(interval)} points"
+
+
+def signed(number: float) -> str:
+    """Return a number with its sign and two decimals, e.g. "+1.20"."""
+    sign = "\N{MINUS SIGN}" if number < 0 else "+"
+    return f"{sign}{abs(number):.2f}"
 
 
 def _half(interval: float) -> str:

@@ -25,6 +25,7 @@ from fedshot.protocol.method import predict_at_server
 from fedshot.recipes import provenance
 from fedshot.recipes.plan import facts_of
 from fedshot.recipes.plane import plane
+from fedshot.recipes.results import validation_curve
 from fedshot.recipes.shared_training import follow, kept_all, trained_alike
 from fedshot.recipes.trials import check_honest
 from fedshot.runs.experiment import Experiment
@@ -104,8 +105,7 @@ def _tune(run: Experiment, _: Any) -> dict[str, Any]:
     Raises ConfigError if the settings would use the novel classes.
     """
     settings = run.config.settings
-    fix = "Set run.choose to 'validation' and test.first_client_only to false."
-    check_honest(settings["name"], settings, fix)
+    check_honest(settings["name"], settings)
     diverged = {}
     if run.round < run.config.run.rounds:
         try:
@@ -113,6 +113,8 @@ def _tune(run: Experiment, _: Any) -> dict[str, Any]:
         except DivergenceError as error:
             diverged = {"diverged": str(error)}
     found = facts_of(run.prepared) | _history(run) | {"round": run.best_round} | diverged
+    if not diverged and run.best_round not in validation_curve(found):
+        found["diverged"] = "validation: no client gave a usable reply"
     return found | {"made": provenance.history(run.folder)}
 
 

@@ -1,8 +1,9 @@
 """Points that Optuna's tree-structured Parzen estimator proposes for a sweep.
 
 Its study is in `optuna.log`, in the folder of the sweep, so that a stopped search continues. A
-proposal depends only on the results before it. If several processes train at once, several points
-are proposed before their results are known, so other `--jobs` propose other points.
+proposal depends only on the results before it. Without `--jobs`, one point is proposed at a time.
+With more `--jobs` than seeds, several points are proposed before their results are known, so other
+`--jobs` propose other points.
 """
 
 from __future__ import annotations

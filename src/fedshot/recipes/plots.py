@@ -72,14 +72,14 @@ def curve(recipe: Recipe, states: Sequence[State]) -> str:
     legend states the reason.
     """
     labels = {state.cell.row.key: state.cell.row.label for state in states}
-    lines = {
-        label: [(_x(s.cell.column), s) for s in states if s.cell.row.key == key]
+    lines = [
+        (label, [(_x(s.cell.column), s) for s in states if s.cell.row.key == key])
         for key, label in labels.items()
-    }
+    ]
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        _draw_lines(axes, lines.items(), [_x(column) for column in recipe.columns.values()])
+        _draw_lines(axes, lines, [_x(column) for column in recipe.columns.values()])
         axes.set_xlabel(recipe.axis or "setting")
         axes.set_ylabel(_y_label(recipe))
         axes.legend(labelcolor=INK)

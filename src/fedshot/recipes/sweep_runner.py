@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
+from pydantic import AfterValidator
 from typing_extensions import TypedDict
 
 from fedshot.config import settings as trees
@@ -24,21 +25,21 @@ from fedshot.config.load import Config, override
 from fedshot.config.registry import KINDS, difference, is_text, written_out
 from fedshot.config.settings import Settings
 from fedshot.core import records, storage
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.locks import only_one
 from fedshot.core.records import Whole
 from fedshot.methods import user_methods
 from fedshot.recipes.jobs import Event, Job, Jobs
 from fedshot.recipes.optuna_search import require_optuna, search
 from fedshot.recipes.plan import facts_of
-from fedshot.recipes.results import Validated
+from fedshot.recipes.results import Validated, validation_curve
 from fedshot.recipes.trials import Facts, Space, accuracy, check_honest, draws, is_space, train
 from fedshot.reports import ComparisonRow, Run
 from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.run_folder import RESULT
 
 _FILE = "sweep.json"
-_FIX = "Move the folder away, or name another by --out"
+_FIX = "Move the folder away, or choose another"
 _DRAWN = {"log": "log", "uniform": "linear", "int": "int"}  # prefix of --set -> kind of space
 _FIXED = ("name", "seed", "data", "split", "partition", "test", "run.choose")
 
@@ -49,9 +50,15 @@ class _SeedTrial(TypedDict):
     diverged: NotRequired[str]
 
 
+def _checked_trial(one: _SeedTrial) -> _SeedTrial:
+    if not one.get("diverged") and one["round"] not in validation_curve(one):
+        raise ValueError(f"round {one['round']} has no validation")
+    return one
+
+
 class _Point(TypedDict):
     options: dict[str, Any]
-    trials: list[_SeedTrial]
+    trials: list[Annotated[_SeedTrial, AfterValidator(_checked_trial)]]
     method_file: NotRequired[str]
 
 
@@ -70,32 +77,59 @@ def _check_space(path: str, space: Space, drawn: int) -> None:
         )
     if len(space) != 1 or not is_space(*next(iter(space.items()))):
         raise ConfigError(
-            f"--set {path} has the search space {dict(space)!r:.80}; expected values such as "
-            "1,2,4, or LOW,HIGH after log:, uniform: or int:."
+            f"{path} has the search space {dict(space)!r:.80}; expected values such as 1,2,4, or "
+            "LOW,HIGH after log:, uniform: or int:."
         )
     if not drawn and "choice" not in space:
         raise ConfigError(
-            f"--set {path} names a range, from which a grid cannot take all values. List the "
-            "values, or add --random N."
+            f"{path} has a range, from which a grid cannot take all values. List the values, or "
+            "add --random N (in Python, random=N)."
         )
 
 
 def space_of(word: str) -> tuple[str, Space]:
-    """Read `KEY=1,2,4`, `KEY=log:1e-4,1e-2`, `KEY=uniform:0,1` or `KEY=int:1,8`.
+    """Read `KEY=VALUES`: return the dotted key path and the search space, as `named_space` does.
 
-    Returns the dotted key path and the search space. Raises ConfigError for a text without `=`.
+    Raises ConfigError for a text without `=`.
     """
     path, equals, text = word.partition("=")
     if not (path and equals and text):
         raise ConfigError(
             f"--set is {word!r}; expected KEY=VALUES, such as method.optimizer.lr=1e-3,3e-3."
         )
-    prefix, _, rest = text.partition(":")
-    kind = _DRAWN.get(prefix)
-    listed = f"[{rest if kind else text}]"
+    return named_space(path, text)
+
+
+def named_space(path: str, values: str | list[Any]) -> tuple[str, Space]:
+    """Return the dotted key path of an option and its search space.
+
+    Args:
+        path: the key path; that of a component, such as "method", stands for its name.
+        values: a list, or "1,2,4", "log:1e-4,1e-2", "uniform:0,1" or "int:1,8".
+    """
     path = f"{path}.name" if path in KINDS else path
-    values = trees.parse(listed, is_text, origin=f"the values of --set {path}", path=path)
-    return path, {kind or "choice": values}
+    if isinstance(values, list):
+        return path, {"choice": values}
+    prefix, _, rest = values.partition(":")
+    kind = _DRAWN.get(prefix)
+    listed = f"[{rest if kind else values}]"
+    found = trees.parse(listed, is_text, origin=f"the values of {path}", path=path)
+    return path, {kind or "choice": found}
+
+
+def begun(folder: Path) -> bool:
+    """Whether a folder holds a sweep, whose trainings may all be unfinished."""
+    return (folder / _FILE).exists() or any(folder.glob("runs/*.s*"))
+
+
+def all_spaces(found: Iterable[tuple[str, Space]]) -> dict[str, Space]:
+    """Return search spaces by key path. Raises ConfigError if an option has two."""
+    spaces: dict[str, Space] = {}
+    for path, space in found:
+        if path in spaces:
+            raise ConfigError(f"{path} is given values twice. Give all of them at once.")
+        spaces[path] = space
+    return spaces
 
 
 @dataclass
@@ -123,12 +157,6 @@ class Point:
     def order(self) -> str:
         """The options as text, which orders points with equal accuracy."""
         return json.dumps(self.options, sort_keys=True)
-
-    @property
-    def label(self) -> str:
-        """The options in short, such as "lr 0.001, local_steps 5"."""
-        return ", ".join(f"{path.removesuffix('.name').rpartition('.')[2]} {value}"
-                         for path, value in self.options.items())  # fmt: skip
 
     @property
     def diverged(self) -> str:
@@ -177,14 +205,16 @@ class Sweep:
     def __post_init__(self) -> None:
         for name, least in (("seeds", 1), ("random", 0), ("optuna", 0), ("jobs", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"--{name} is {value}; expected {least} or more.")
+            if value is None and name == "jobs":
+                continue
+            if not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name} is {value!r}; expected {least} or more.")
         if self.random and self.optuna:
-            raise ConfigError("--random and --optuna exclude each other. Leave one of them out.")
+            raise ConfigError("random and optuna exclude each other. Leave one of them out.")
         if not self.spaces:
             raise ConfigError(
-                "a sweep needs an option with several values. Add --set KEY=VALUES, such as "
-                "--set method.optimizer.lr=1e-3,3e-3."
+                "a sweep needs an option with several values, such as method.optimizer.lr with "
+                "1e-3 and 3e-3: --set method.optimizer.lr=1e-3,3e-3."
             )
         for path, space in self.spaces.items():
             _check_space(path, space, self.random or self.optuna)
@@ -216,8 +246,7 @@ class Sweep:
             require_optuna()
         points = list(self.points.values()) or [Point(one) for one in draws(self.spaces, 1)]
         config, *_ = [Config.of(self.settings(point)) for point in points]
-        fix = "Set run.choose to 'validation' and test.first_client_only to false."
-        check_honest("this sweep", config.settings, fix)
+        check_honest("this sweep", config.settings)
         facts = facts_of(PreparedRun(config, self.data_dir))
         if not facts["validated"]:
             raise ConfigError(
@@ -229,15 +258,16 @@ class Sweep:
         if self._data not in ("", here):
             raise ConfigError(
                 f"the points in {self.folder} were trained on other data "
-                f"({self._data[:12]}) than is here ({here[:12]}). Restore the data, or name "
-                "another folder by --out."
+                f"({self._data[:12]}) than is here ({here[:12]}). Restore the data, or choose "
+                "another folder."
             )
         self._data = here
 
     def run(self) -> Iterator[Event]:
         """Train the points, test the chosen one, and yield the events of the workers.
 
-        Raises BusyError if another process is training the sweep.
+        Raises BusyError if another process is training the sweep, and CheckpointError if an Optuna
+        study is complete and its points are lost.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with only_one(self.folder / ".lock"):
@@ -245,6 +275,11 @@ class Sweep:
             yield from self.train(list(self.points.values()))
             if self.optuna:
                 yield from search(self)
+            if not self.points:
+                raise CheckpointError(
+                    f"{self.folder} has an Optuna study that is complete, but its points are "
+                    f"lost: {_FILE} is missing. Restore it from a copy, or choose another folder."
+                )
             yield from self._test()
 
     def train(self, points: Iterable[Point]) -> Iterator[Event]:
@@ -256,6 +291,24 @@ class Sweep:
         }
         for event in train(groups, self.jobs, self._done, self._failed):
             yield self._noted(event)
+
+    @property
+    def short(self) -> dict[str, str]:
+        """The shortest unambiguous name, such as `lr`, of each swept key path."""
+        every = list(dict.fromkeys(path for one in self.points.values() for path in one.options))
+        last = [path.removesuffix(".name").rpartition(".")[2] for path in every]
+        return {path: name if last.count(name) == 1 else path
+                for path, name in zip(every, last, strict=True)}  # fmt: skip
+
+    def label(self, point: Point) -> str:
+        """Return a point's options in short, such as "lr 0.001, local_steps 5"."""
+        names = self.short
+        return ", ".join(f"{names[path]} {value}" for path, value in point.options.items())
+
+    def named(self, job: Job) -> str:
+        """Return what a job does, such as "lr 0.001, seed 0"."""
+        do, key, seed = job.key.split(" ")
+        return f"{'test ' if do == 'train' else ''}{self.label(self.points[key])}, seed {seed}"
 
     def settings(self, point: Point, seed: int = 0) -> Settings:
         """Return the configuration of one training of a point."""
@@ -290,7 +343,7 @@ class Sweep:
         if point is None or not self.is_tested(point):
             return None
         runs = [Run.read(self.run_folder(point, seed)) for seed in range(self.seeds)]
-        return ComparisonRow.of_runs(point.label, runs)
+        return ComparisonRow.of_runs(self.label(point), runs)
 
     def _test(self) -> Iterator[Event]:
         point = self.chosen
@@ -346,7 +399,7 @@ class Sweep:
         if changed := difference(tree["settings"], self.base):
             raise ConfigError(
                 f"{self.folder} holds a sweep of another base configuration: {changed}. "
-                "Go on with the same one, or name another folder by --out."
+                "Go on with the same one, or choose another folder."
             )
         self._data = tree["data"]
         for held in tree["points"]:
@@ -355,7 +408,7 @@ class Sweep:
             self.seeds = max(self.seeds, len(point.trials))
             if held.get("method_file") != self._method_file(point).get("method_file"):
                 raise ConfigError(
-                    f"the file of the method of {point.label} has changed since {path} was "
+                    f"the file of the method of {self.label(point)} has changed since {path} was "
                     f"written: a changed file is another method. {_FIX}."
                 )
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.table import Table
 
@@ -16,10 +16,14 @@ from fedshot.core import storage
 from fedshot.core.text import count, joined, percent, printable
 from fedshot.recipes.sweep_runner import Point, Sweep
 from fedshot.reports import Series, charts
+from fedshot.reports.curves import mean_over_seeds
 from fedshot.reports.figures import FigureBlock
 from fedshot.reports.markup import render
 from fedshot.reports.page import scripts
 from fedshot.reports.table import add_row, grid
+
+Rows: TypeAlias = Sequence[Mapping[str, Any]]
+"""A table as values, as `rows` returns it."""
 
 _NUMBERS = ("validation ± 95 %", "s.d.", "seeds", "test ± 95 %", "state")
 _CURVES = 7  # points whose validation curves are drawn, the first of the ranking
@@ -38,7 +42,7 @@ def rows(sweep: Sweep) -> list[dict[str, Any]]:
             "rank": rank,
             "point": point.key,
             "chosen": point is chosen,
-            **{path: point.options.get(path) for path in short(sweep)},
+            **{path: point.options.get(path) for path in sweep.short},
             "validation": fmean(point.accuracies) if rank else None,
             "interval": _interval(point) if rank else None,
             "deviation": stdev(point.accuracies) if rank and sweep.seeds > 1 else None,
@@ -46,27 +50,19 @@ def rows(sweep: Sweep) -> list[dict[str, Any]]:
             "seconds": sum(one.get("seconds", 0.0) for one in point.trials),
             "test": test.accuracy if test and point is chosen else None,
             "test_interval": test.interval if test and point is chosen else None,
-            "state": _state(sweep, point),
+            "state": _state(point, is_chosen=point is chosen),
         }
         for rank, point in [*enumerate(ranking, 1), *((None, one) for one in others)]
     ]
 
 
-def short(sweep: Sweep) -> dict[str, str]:
-    """Return the shortest unambiguous name, such as `lr`, of each swept key path."""
-    every = list(dict.fromkeys(path for one in sweep.points.values() for path in one.options))
-    last = [path.removesuffix(".name").rpartition(".")[2] for path in every]
-    return {path: name if last.count(name) == 1 else path
-            for path, name in zip(every, last, strict=True)}  # fmt: skip
-
-
-def table(sweep: Sweep) -> Table:
-    """Return the table for a terminal."""
-    names = short(sweep)
-    found = grid(("", *names.values(), *_NUMBERS), (*names.values(), "state"), caption=notes(sweep))
-    for row in rows(sweep):
-        add_row(found, [text for _, text in _cells(row, names)])
-    return found
+def table(sweep: Sweep, found: Rows) -> Table:
+    """Return the table for a terminal; `found` are the sweep's `rows`."""
+    names = sweep.short
+    made = grid(("", *names.values(), *_NUMBERS), (*names.values(), "state"), caption=notes(sweep))
+    for row in found:
+        add_row(made, [text for _, text in _cells(row, names)])
+    return made
 
 
 def notes(sweep: Sweep) -> list[str]:
@@ -89,23 +85,25 @@ def notes(sweep: Sweep) -> list[str]:
     return found
 
 
-def write(sweep: Sweep) -> list[Path]:
-    """Write table.csv, table.json and index.html into the sweep's folder; return their paths."""
-    found = rows(sweep)
+def write(sweep: Sweep, found: Rows) -> list[Path]:
+    """Write table.csv, table.json and index.html into the sweep's folder; return their paths.
+
+    `found` are the sweep's `rows`.
+    """
     lines = io.StringIO()
     writer = csv.DictWriter(lines, list(found[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows({key: _cell(value) for key, value in row.items()} for row in found)
-    texts = {"table.csv": lines.getvalue().encode(), "table.json": as_json(sweep).encode(),
+    texts = {"table.csv": lines.getvalue().encode(), "table.json": as_json(found).encode(),
              "index.html": _page(sweep, found)}  # fmt: skip
     for name, text in texts.items():
         storage.write_bytes(sweep.folder / name, text, sync=False)
     return [sweep.folder / name for name in texts]
 
 
-def _page(sweep: Sweep, found: Sequence[Mapping[str, Any]]) -> bytes:
+def _page(sweep: Sweep, found: Rows) -> bytes:
     """Return the HTML page: the table, and figures of the validation accuracy."""
-    names, curves = short(sweep), list(_curves(sweep))
+    names, curves = sweep.short, list(_curves(sweep))
     colours = {one.label: i for i, one in enumerate(curves)}
     against = [
         (name, charts.points(name, [(row[path], row["validation"], row["interval"])
@@ -135,20 +133,19 @@ def _page(sweep: Sweep, found: Sequence[Mapping[str, Any]]) -> bytes:
     )
 
 
-def as_json(sweep: Sweep) -> str:
-    """Return the table as JSON."""
-    return json.dumps(rows(sweep), indent=1) + "\n"
+def as_json(found: Rows) -> str:
+    """Return rows as JSON."""
+    return json.dumps(found, indent=1) + "\n"
 
 
 def _curves(sweep: Sweep) -> Iterator[Series]:
     """Yield the validation curve of each of the first points, averaged over seeds."""
     for point in sweep.ranking[:_CURVES]:
-        curves = [one["validation"] for one in point.trials]
-        at = [round for round, _, _ in curves[0]]
-        accuracies, intervals = (
-            [fmean(one[i] for one in same) for same in zip(*curves, strict=True)] for i in (1, 2)
-        )
-        yield Series(point.label, at, accuracies, intervals, "validation")
+        seen = [
+            {round: (value, half) for round, value, half in one["validation"]}
+            for one in point.trials
+        ]
+        yield Series.measured(sweep.label(point), mean_over_seeds(seen), (), "validation")
 
 
 def _interval(point: Point) -> float:
@@ -156,7 +153,7 @@ def _interval(point: Point) -> float:
                  if round == one["round"])  # fmt: skip
 
 
-def _state(sweep: Sweep, point: Point) -> str:
+def _state(point: Point, *, is_chosen: bool) -> str:
     if point.failed:
         return f"failed: {printable(point.failed)}"
     if point.running:
@@ -164,7 +161,7 @@ def _state(sweep: Sweep, point: Point) -> str:
                          for seed, (round, rounds) in sorted(point.running.items()))  # fmt: skip
     if point.diverged:
         return f"diverged: {printable(point.diverged)}"
-    return "chosen" if point is sweep.chosen else "" if point.trials else "waiting"
+    return "chosen" if is_chosen else "" if point.trials else "waiting"
 
 
 def _cells(row: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[Any, str]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fedshot.core.text import percent, printable
+from fedshot.core.text import percent, printable, signed
 from fedshot.recipes.plan import comparable, marks
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.runner import State
@@ -123,9 +123,7 @@ def difference(state: State) -> str:
     """Return fedshot's accuracy minus the published one, in percentage points."""
     if state.result is None or state.cell.published is None:
         return ""
-    gap = 100 * state.result.score["accuracy"] - state.cell.published
-    sign = "\N{MINUS SIGN}" if gap < 0 else "+"
-    return f"{sign}{abs(gap):.2f}"
+    return signed(100 * state.result.score["accuracy"] - state.cell.published)
 
 
 def _data(states: Sequence[State]) -> list[str]:

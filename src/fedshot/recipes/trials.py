@@ -80,7 +80,11 @@ def best(accuracies: Sequence[float | None]) -> int | None:
     return -max(held)[1] if held else None
 
 
-def check_honest(what: str, settings: Mapping[str, Any], fix: str) -> None:
+def check_honest(
+    what: str,
+    settings: Mapping[str, Any],
+    fix: str = "Set run.choose to 'validation' and test.first_client_only to false.",
+) -> None:
     """Raise ConfigError if settings let validation use the test classes, or only one client.
 
     Args:

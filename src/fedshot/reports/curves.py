@@ -53,7 +53,10 @@ class Series:
         runs: Sequence[Run],
         episodes: str = "test",
     ) -> Series:
-        """Return the curve through points (round, accuracy, interval), with the runs' mean cost."""
+        """Return the curve through points (round, accuracy, interval), with the runs' mean cost.
+
+        Without `runs` the cost is unknown.
+        """
         rounds = [round for round, _, _ in points]
         halves = [half for _, _, half in points if half is not None]
         costs = [_costs(run) for run in runs]
@@ -63,8 +66,8 @@ class Series:
             [accuracy for _, accuracy, _ in points],
             halves if halves and len(halves) == len(points) else None,
             episodes,
-            [fmean(cost[r][0] for cost in costs) for r in rounds],
-            [fmean(cost[r][1] for cost in costs) for r in rounds],
+            [fmean(cost[r][0] for cost in costs) for r in rounds] if costs else None,
+            [fmean(cost[r][1] for cost in costs) for r in rounds] if costs else None,
         )
 
     @classmethod
@@ -79,16 +82,28 @@ class Series:
             {r["round"]: (r["validation"]["accuracy"], r["validation"]["interval"])
              for r in run.records if r["validation"]} for run in runs
         ]  # fmt: skip
-        rounds = _common(seen)
-        if len(rounds) > 1:
-            points = [(r, *(fmean(one[r][i] for one in seen) for i in (0, 1))) for r in rounds]
+        points = mean_over_seeds(seen)
+        if len(points) > 1:
             peeked = any(chose_by_test(run.settings) for run in runs)
             kind = "peeked" if peeked else "validation"
-            return cls.measured(label, points, runs, kind)  # type: ignore[arg-type]
+            return cls.measured(label, points, runs, kind)
         means = _means("accuracy", runs)
         if not means:
             return None
         return cls.measured(label, [(*point, None) for point in means], runs, "training")
+
+
+def mean_over_seeds(
+    seen: Sequence[Mapping[int, tuple[float, float]]],
+) -> list[tuple[int, float, float]]:
+    """Return (round, accuracy, interval), averaged over seeds, of the rounds that all seeds have.
+
+    `seen` maps the validated rounds of each seed to (accuracy, interval).
+    """
+    return [
+        (r, fmean(one[r][0] for one in seen), fmean(one[r][1] for one in seen))
+        for r in _common(seen)
+    ]
 
 
 Line: TypeAlias = tuple[list[float], list[float]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Console
@@ -15,13 +14,16 @@ from fedshot.recipes.jobs import Event, Job
 
 def show_jobs(
     events: Iterable[Event],
-    options: argparse.Namespace,
     table: Callable[[], Table],
     named: Callable[[Job], str],
+    *,
+    silent: bool,
 ) -> None:
-    """Run the jobs that yield `events`, and show them: a table on a terminal, lines in a pipe."""
+    """Run the jobs that yield `events`, and show them: a table on a terminal, lines elsewhere.
+
+    With `silent`, nothing is shown.
+    """
     console = Console(stderr=True)
-    silent = options.quiet or options.json
     if silent or not console.is_terminal:
         for event in events:
             for line in () if silent else _lines(named(event.job), event):
