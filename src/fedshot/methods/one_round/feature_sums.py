@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -107,20 +107,15 @@ class OneRoundMethod(Method[OneRoundState]):
         normalize: whether features are scaled to length 1 before they are summed.
     """
 
+    trains_on_episodes: ClassVar[bool] = False
+
     classes: tuple[int, ...]
     normalize: bool = True
 
     @property
     def traits(self) -> Traits:
         """What the method can do and what it needs."""
-        return replace(
-            super().traits,
-            adds_examples=True,
-            unstackable=(
-                f"{self.name} takes all examples of a client at once, and clients differ in their "
-                "number: set run.fleet to 'sequential'"
-            ),
-        )
+        return replace(super().traits, adds_examples=True)
 
     @property
     @abstractmethod

@@ -1,8 +1,8 @@
 """FED3R: ridge regression on the features of a fixed encoder, from sums in one round.
 
 Source: Fani et al. 2024, Accelerating Heterogeneous Federated Learning with Closed-form
-Classifiers, section 4, eqs. (5)-(7): the weights of all classes are W = (A + lambda I)^-1 B, with A
-the sum of h h^T and column c of B the sum of h over class c, both added up over the clients.
+Classifiers (ICML): the weights of all classes are W = (A + lambda I)^-1 B, with A the sum of h h^T
+and column c of B the sum of h over class c, both added up over the clients.
 Symbols: A, B as above; lambda `ridge_lambda`; X the support features of new classes.
 Departures from the paper: the recursion over new clients is the plain sum; random features and
 fine-tuning are left out. Each new class adds its support features to A and a column to B, as

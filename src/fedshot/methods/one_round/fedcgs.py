@@ -1,10 +1,10 @@
 """FedCGS: linear discriminant analysis with the clients' common covariance, in one round.
 
-Source: Guan et al. 2025, Capture Global Feature Statistics for One-Shot Federated Learning: clients
-upload the sums of their features by class and of the products of features, from which the server
-has the class means and the shared covariance, and so the Gaussian classifier, the linear
-discriminant of the pooled data. The shrinkage is Chen et al. 2010, Shrinkage Algorithms for MMSE
-Covariance Estimation, eq. (23) (OAS).
+Source: Guan et al. 2025, Capture Global Feature Statistics for One-Shot Federated Learning (AAAI):
+clients upload the sums of their features by class and the sums of products of features. From these
+the server has the class means and the shared covariance, and so the Gaussian classifier, which is
+the linear discriminant of the pooled data. The shrinkage is Chen et al. 2010, Shrinkage Algorithms
+for MMSE Covariance Estimation (OAS).
 Symbols: n_c, mu_c number and mean of class c; Sigma = sum_c sum_(h of c) (h - mu_c)(h - mu_c)^T / n
 the covariance within classes.
 Departures from the paper: all classes are equally likely; Sigma is shrunk towards a multiple of the

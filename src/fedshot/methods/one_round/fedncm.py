@@ -1,8 +1,8 @@
 """FedNCM: nearest class mean on the features of a fixed encoder, from sums in one round.
 
-Source: Legate et al. 2023, Guiding the Last Layer in Federated Learning with Pre-Trained Models,
-section 4.1: each client uploads the sums and counts of its classes, and the server divides them.
-Centring, and the cosine, are those of Wang et al. 2019, SimpleShot, section 3.2.
+Source: Legate et al. 2023, Guiding the Last Layer in Federated Learning with Pre-Trained Models
+(NeurIPS): each client uploads the sums and counts of its classes, and the server divides them.
+Centring, and features of length 1, are those of Wang et al. 2019, SimpleShot (CL2N).
 Symbols: mu_c the mean of class c, mu the mean of all training examples.
 Departures from the papers: FedNCM continues with training of the whole model, which is left out.
 SimpleShot centres before it scales to length 1; here features are scaled first, so that one round
