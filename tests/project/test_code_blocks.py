@@ -111,6 +111,11 @@ def test_a_block_that_does_not_run_compiles(page: Path) -> None:
             )
 
 
+def test_the_tutorial_shows_the_whole_file_of_the_example() -> None:
+    file = (ROOT / "examples" / "fl_proto_momentum.py").read_text(encoding="utf-8")
+    assert [block.text for block in blocks(ROOT / "docs" / "adding.md")].count(file) == 1
+
+
 def ended(text: str) -> str:
     """Return a text that ends in the head of a class as that of an empty one."""
     return text + "    pass\n" if text.rstrip().endswith(":") else text

@@ -17,7 +17,10 @@ PACKAGE = Path(fedshot.__file__).parent
 ROOT = Path(__file__).parents[2]
 MADE = {ROOT / "docs/results.md", *(ROOT / "docs/results").glob("*.md")}  # of results' files
 PAGES = sorted(
-    {ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("*.md")} - MADE
+    {ROOT / "README.md"}.union(
+        *((ROOT / folder).rglob("*.md") for folder in ("docs", "results", "changelog.d"))
+    )
+    - MADE
 )
 ROOMS = sorted(p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__")
 LONGEST = 40  # words of a sentence
