@@ -123,8 +123,9 @@ def infeasible_clients(
 ) -> dict[int, str]:
     """Return the clients that cannot form every episode of `spec`, each with the reason.
 
-    If `spec` is None, only a client without examples is infeasible. With `divides`, each client divides all its images into a support set and a query set; it is
-    also infeasible if its support set is empty.
+    If `spec` is None, only a client without examples is infeasible. With `divides`, each client
+    divides all its images into a support set and a query set; it is also infeasible if its support
+    set is empty.
     """
     if spec is None:
         return {int(k): "has no examples" for k in np.flatnonzero(partition.sizes == 0)}
