@@ -35,18 +35,21 @@ _MODULES = {  # where the public names are defined; the modules are imported on 
     "fedshot.api.memory_data": {"as_dataset"},
     "fedshot.api.training": {"train"},
     "fedshot.api.training_run": {"RunResult", "TrainingRun", "open_run"},
+    "fedshot.core.errors": {
+        "BusyError", "CheckpointError", "ConfigError", "DataError", "FedshotError", "InputError",
+        "QuorumError",
+    },
     "fedshot.data.dataset": {"Dataset"},
     "fedshot.use.classifier": {"FewShotClassifier"},
-}
-
+}  # fmt: skip
+_OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 
 if not TYPE_CHECKING:  # a type checker would accept every name
 
     def __getattr__(name):
-        if name not in __all__:
+        if name not in _OWNERS:
             raise AttributeError(f"module 'fedshot' has no attribute {name!r}")
-        owners = (module for module, names in _MODULES.items() if name in names)
-        return getattr(importlib.import_module(next(owners, "fedshot.core.errors")), name)
+        return getattr(importlib.import_module(_OWNERS[name]), name)
 
 
 def __dir__() -> list[str]:

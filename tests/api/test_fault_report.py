@@ -1,4 +1,4 @@
-"""What the terminal says of replies that did not count."""
+"""What the terminal says of lost or rejected replies."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_a_client_that_never_answers_is_named_at_growing_distances_and_at_the_en
         "round 1", "round 10", "round 100",
     ]  # fmt: skip
     assert fault_report.closing() == (
-        "120 replies did not count, in 120 of 120 rounds: client 4 in 120 (lost, node b: KeyError: "
-        "'fc'). See runs/x/metrics.jsonl."
+        "120 lost or rejected replies, in 120 of 120 rounds: client 4 in 120 (lost, node b: "
+        "KeyError: 'fc'). See runs/x/metrics.jsonl."
     )
 
 
@@ -34,8 +34,8 @@ def test_a_client_with_several_faults_in_a_round_is_named_once_with_the_last():
     lines = said(
         fault_report := FaultReport(FOLDER), [Record(3, faults=(fault(1, "a"), fault(1, "b")))]
     )
-    assert lines == ["round 3: client 1 did not count: lost, b"]
-    assert "2 replies did not count, in 1 of 1 round: client 1 in 1 (lost, b)" in str(
+    assert lines == ["round 3: lost or rejected reply of client 1: lost, b"]
+    assert "2 lost or rejected replies, in 1 of 1 round: client 1 in 1 (lost, b)" in str(
         fault_report.closing()
     )
 
@@ -58,7 +58,7 @@ def test_skipped_rounds_are_counted():
     fault_report = FaultReport(FOLDER)
     said(fault_report, [Record(1), Record(2, skipped="too few"), Record(3)])
     assert fault_report.closing() == (
-        "0 replies did not count, in 0 of 3 rounds; 1 round skipped. See runs/x/metrics.jsonl."
+        "0 lost or rejected replies, in 0 of 3 rounds; 1 round skipped. See runs/x/metrics.jsonl."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -18,6 +19,9 @@ def test_each_method_has_a_summary_and_a_paper():
     rows = {name: rows[name] for name in METHODS if METHODS[name].__module__.startswith("fedshot.")}
     assert all(row["summary"] and row["paper"] for row in rows.values())
     assert max(len(row["paper"]) for row in rows.values()) < 160
+    assert all(re.fullmatch(r"[A-Z].*[\w)]|ours", row["paper"]) for row in rows.values())
+    inside = re.compile(r"\b(?i:section|algorithm|appendi|eqs?\b|because)|\.\s[a-z]")
+    assert [row["paper"] for row in rows.values() if inside.search(row["paper"])] == []
     paper = "Wang et al., Federated Few-shot Learning, KDD 2023"
     assert fs.methods()["fl_proto"]["paper"] == paper
 
@@ -35,8 +39,8 @@ def test_options_are_found_by_the_name_of_a_kind_and_by_key_path():
 
 
 def test_datasets_say_where_they_are(tmp_path):
-    assert fs.datasets(str(tmp_path))["cifar100"]["available"] == "not here: data get"
-    assert fs.datasets()["digits"]["available"] == "comes along"
+    assert fs.datasets(str(tmp_path))["cifar100"]["available"] == "missing: `fedshot data get NAME`"
+    assert fs.datasets()["digits"]["available"] == "included"
 
 
 def test_a_table_prints_its_values_as_they_are():

@@ -38,10 +38,22 @@ def test_floats_are_shares_of_255_and_grey_images_get_a_channel():
 def test_tensors_may_have_channels_first():
     x, y = torch.from_numpy(PIXELS).movedim(-1, 1), torch.tensor([0, 0, 1, 1])
     x = torch.nn.functional.pad(x, (0, 2))  # [4, 3, 2, 5]
-    for data in ((x, y), TensorDataset(x, y), TensorDataset(x / 255.0, y)):
+    parts = (x[:2], y[:2]), (x[2:], y[2:])
+    mappings = [dict(enumerate(parts)), {i: TensorDataset(*part) for i, part in enumerate(parts)}]
+    for data in ((x, y), (list(x), y), TensorDataset(x, y), TensorDataset(x / 255.0, y), *mappings):
         found = fs.as_dataset(data)
         assert found.shape == (2, 5, 3)
         assert (found.x[:, :, :3] == PIXELS).all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_tensor_of_grey_images_has_no_channels(n):
+    x = torch.from_numpy(PIXELS[:n, ..., 0])  # [n, 2, 3]
+    x = torch.nn.functional.pad(x, (0, 2))
+    pair = x, [0] * n
+    for data in (pair, {"north": pair}):
+        found = fs.as_dataset(data)
+        assert (found.x[..., 0] == x.numpy()).all()
 
 
 def test_classes_of_a_torch_dataset_are_its_names():

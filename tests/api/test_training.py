@@ -14,6 +14,7 @@ import pytest
 import fedshot as fs
 from fedshot.cli.main import main
 from fedshot.runs.experiment import Experiment
+from fedshot.runs.trackers.tracking import Tracker
 
 
 def trained(folder: Path, small: dict[str, Any], **settings: Any) -> fs.TrainingRun:
@@ -107,6 +108,18 @@ def test_an_interrupt_keeps_the_checkpoint_from_which_the_run_continues(
 def test_without_progress_nothing_is_printed(tmp_path, small, capfd):
     trained(tmp_path / "x", small, rounds=1, split={"validation": []})  # has a notice
     assert capfd.readouterr() == ("", "")
+
+
+def test_without_progress_a_tracker_prints_nothing(tmp_path, small, monkeypatch, capfd):
+    def opened(kind: str | None, *others: Any) -> Tracker:
+        others[-1]("the tracker failed")
+        return Tracker(kind, *others)
+
+    monkeypatch.setattr("fedshot.api.training.Tracker", opened)
+    trained(tmp_path / "x", small, rounds=1)
+    assert capfd.readouterr() == ("", "")
+    trained(tmp_path / "y", small, rounds=1, progress=True)
+    assert "the tracker failed\n" in capfd.readouterr().err
 
 
 def test_a_log_gets_the_first_and_the_last_round_of_a_short_run(tmp_path, small, capfd):

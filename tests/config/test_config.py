@@ -67,6 +67,9 @@ def chosen(*words: str, file: dict[str, Any] | None = None) -> dict[str, Any]:
         ("2024-01-01", "2024-01-01"),
         ("~", None),
         ("'5'", "5"),
+        ("!!str 5", "5"),
+        ("!!str", ""),
+        ("!!seq [!!str 5, 5]", ["5", 5]),
         ("9" * 5000, float("inf")),
     ],
 )
@@ -94,7 +97,11 @@ def test_what_is_merged_in_gives_way_and_is_not_given_twice(tmp_path: Path) -> N
         ("[1]: 2", "a key is a list or a tree"),
         ("a: " + "[" * 5000, "nested too deeply"),
         ("a: !!python/object:os.system {}", "os.system' is not known here. Leave it out."),
+        ("a: !!int 5", "'tag:yaml.org,2002:int' is not known here. Leave it out."),
+        ("a: !!seq 5", "'tag:yaml.org,2002:seq' is not known here. Leave it out."),
         ("a: [", "is not YAML"),
+        ('a: "\\U00110000"', "is not YAML: the number of an escape"),
+        ('a: "\\Uffffffff"', "is not YAML: the number of an escape"),
         ("a: \x00", "is not YAML"),
         ("5", "holds 5; expected keys and values"),
         ("", "holds nothing; expected keys and values"),
@@ -283,6 +290,28 @@ def test_a_value_that_does_not_fit_is_told_in_plain_words(
     text = refusal({}, *words)
     for part in expected:
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "fits"),
+    [
+        ("episode.shot", "5", True),
+        ("episode.shot", "0", False),
+        ("episode.shot", "5.5", False),
+        ("episode.shot", "x", False),
+        ("episode.shot", "[", False),
+        ("episode.way", "[1, 2]", True),
+        ("run.threads", "null", True),
+        ("method.optimizer.lr", "1e-2", True),
+        ("method.optimizer.lr", ".nan", False),
+    ],
+)
+def test_quotes_are_to_be_left_out_only_where_the_value_then_fits(
+    option: str, value: str, fits: bool
+) -> None:
+    text = refusal({}, f"--{option}", f"'{value}'")
+    assert text.startswith(f"{option} is '{value}'; expected ")
+    assert text.endswith("Leave out the quotes.") == fits
 
 
 @pytest.mark.parametrize(

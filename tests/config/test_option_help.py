@@ -70,7 +70,7 @@ def test_a_place_is_listed(words: list[str], said: str, capsys: pytest.CaptureFi
         ),
         (
             ["run", "fast"],
-            "run has no kinds to choose 'fast' from. `fedshot options run` lists",
+            "`run` is a section without components, so it takes no name 'fast'. Leave it out.",
         ),
         (["model.head", "cosin"], "there is no model.head 'cosin'. Did you mean 'cosine'"),
         (

@@ -264,6 +264,24 @@ def test_trainings_give_one_table_and_the_test_of_the_best_point_alone(
     assert again.done == []
 
 
+def test_an_interrupted_sweep_says_how_to_continue_once_it_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "base.yaml").write_text(json.dumps(BASE))
+    words = ["sweep", "--config", str(tmp_path / "base.yaml"), "--set", *GRID,
+             "--out", str(tmp_path / "sweep")]  # fmt: skip
+    monkeypatch.setattr(Sweep, "check", stop)
+    assert main(words) == 130
+    assert capsys.readouterr().err == "\nstopped\n"
+    (tmp_path / "sweep").mkdir()
+    assert main(words) == 130
+    advice = "the same command continues with the unfinished points"
+    assert capsys.readouterr().err == f"\nstopped; {advice}\n"
+
+
 @pytest.mark.slow
 def test_two_processes_train_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "base.yaml").write_text(json.dumps(BASE), encoding="utf-8")

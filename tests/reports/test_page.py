@@ -155,8 +155,8 @@ def test_the_page_says_what_happened(walk):
     text = words(walk)
     assert "does not beat raw pixels here" in text
     assert "is unfinished: 3 of 9 rounds are trained" in text
-    assert "Every reply counted in all 3 rounds of fine." in text
-    assert "1 reply in 1 round did not count: client 7 in 1; 1 round skipped" in text
+    assert "No reply was lost or rejected in the 3 rounds of fine." in text
+    assert "1 lost or rejected reply in 1 round: client 7 in 1; 1 round skipped" in text
     assert "abc123" in text
     assert "3 of 9 0 1 2" not in text
     assert "3.00 12 train" in text  # the ledger: MB, messages, phase

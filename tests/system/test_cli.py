@@ -63,7 +63,9 @@ def test_json_gives_one_object_a_line(tmp_path: Path, capsys: pytest.CaptureFixt
     config = written(tmp_path, CHOOSING)
     words = ["run", "--config", str(config), "--out", str(tmp_path / "runs"), "--json"]
     assert main(words) == 0
-    rows = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    out, err = capsys.readouterr()
+    assert "round 0/" not in err  # the rounds are on stdout alone
+    rows = [json.loads(text) for text in out.splitlines()]
     assert [row["round"] for row in rows[:-1]] == [0, 1, 2, 3, 4]
     best = max(rows[:-1], key=lambda row: (row["validation"] or {"accuracy": -1})["accuracy"])
     assert rows[-1]["round"] == best["round"]
@@ -245,11 +247,10 @@ def test_data_list_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "omniglot" / "images_background.zip").write_bytes(b"x")
     assert main(["data", "list", "--data-dir", str(tmp_path)]) == 0
     rows = {row.split()[0]: row for row in capsys.readouterr().out.splitlines()}
-    assert "here  " in rows["omniglot"]
-    assert "not here" not in rows["omniglot"]
-    assert "not here: data get" in rows["mnist"]
-    assert "not here: by hand" in rows["sent140"]
-    assert "comes along" in rows["digits"]
+    assert "downloaded  " in rows["omniglot"]
+    assert "missing: `fedshot data get NAME`" in rows["mnist"]
+    assert "missing: manual download" in rows["sent140"]
+    assert "included" in rows["digits"]
     assert "Synthetic characters" in rows["glyphs"]
     assert "your files" in rows["npz"]
     assert "Word vectors" in rows["glove"]
@@ -423,5 +424,8 @@ def test_a_run_names_the_clients_whose_replies_do_not_count(tmp_path, capfd):
     assert lost
     for client in {c for _, c in lost}:
         first = min(r for r, c in lost if c == client)
-        assert f"round {first}: client {client} did not count: lost, dropped by plan\n" in told
-    assert f"did not count, in {len({r for r, _ in lost})} of 4 rounds: " in told
+        start = f"round {first}: lost or rejected reply of client {client}"
+        assert f"{start}: lost, dropped by plan\n" in told
+    replies = "reply" if len(lost) == 1 else "replies"
+    rounds = len({r for r, _ in lost})
+    assert f"{len(lost)} lost or rejected {replies}, in {rounds} of 4 rounds: " in told

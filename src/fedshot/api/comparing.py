@@ -146,7 +146,7 @@ def compared(paths: Sequence[Path]) -> Comparison:
 
 def write_report(
     folders: Sequence[Path], *, to: Path | None, title: str | None, with_data: bool,
-    data_dir: str | None, told: Callable[[str], None],
+    data_dir: str | None, notify: Callable[[str], None],
 ) -> Path:  # fmt: skip
     """Write one HTML page about some runs, and return its path.
 
@@ -156,7 +156,7 @@ def write_report(
         title: title of the page; None for the runs' labels.
         with_data: whether to load data and models for the figures that need them.
         data_dir: folder of downloaded datasets.
-        told: called with a message for each method whose data are loaded.
+        notify: called with a message for each method whose data are loaded.
     """
     check_once(folders)
     groups = reports.grouped([reports.Run.read(folder) for folder in folders])
@@ -169,7 +169,7 @@ def write_report(
     views = {}
     if with_data:
         for label, runs in groups.items():
-            told(f"{printable(label)}: looking at its data and model")
+            notify(f"{printable(label)}: looking at its data and model")
             views[label] = reports.data_views(runs[0].folder, data_dir)
     path = to or Path(folders[0] if len(folders) == 1 else "", "report.html")
     names = joined([printable(label) for label in groups])

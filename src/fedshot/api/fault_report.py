@@ -48,7 +48,7 @@ class FaultReport:
             self._last[client] = why = _why(fault)
             if self._lines < _MOST and _is_power_of_ten(times := self._rounds[client]):
                 self._lines += 1
-                begin = f"round {record.round}: client {client} did not count"
+                begin = f"round {record.round}: lost or rejected reply of client {client}"
                 often = "" if times == 1 else f", for the {times:,}th round"
                 yield f"{begin}{often}: {why}" + (
                     f". Further faults are only in {self._folder / 'metrics.jsonl'}"
@@ -60,16 +60,21 @@ class FaultReport:
         """Return a summary for the end of the run; None if there was no fault or skipped round."""
         if not (self._replies or self._skipped):
             return None
-        replies = count(self._replies, "reply", "replies")
-        facts = [f"{replies} did not count, in {self._touched:,} of {count(self._seen, 'round')}"]
+        replies = lost_or_rejected(self._replies)
+        facts = [f"{replies}, in {self._touched:,} of {count(self._seen, 'round')}"]
         if self._skipped:
             facts.append(f"{count(self._skipped, 'round')} skipped")
         most = self._rounds.most_common(_NAMED)
         named = [f"client {c} in {times:,} ({self._last[c]})" for c, times in most]
         if rest := len(self._rounds) - len(most):
             named.append(count(rest, "other client"))
-        told = f": {joined(named)}" if named else ""
-        return f"{'; '.join(facts)}{told}. See {self._folder / 'metrics.jsonl'}."
+        text = f": {joined(named)}" if named else ""
+        return f"{'; '.join(facts)}{text}. See {self._folder / 'metrics.jsonl'}."
+
+
+def lost_or_rejected(n: int) -> str:
+    """Return the number of lost or rejected replies, with these words."""
+    return count(n, "lost or rejected reply", "lost or rejected replies")
 
 
 def _why(fault: dict[str, Any]) -> str:

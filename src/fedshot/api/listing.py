@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +16,12 @@ from rich.text import Text
 
 from fedshot import reports
 from fedshot.config import option_help
-from fedshot.config.options import shown, summary, words
+from fedshot.config.options import MUST_BE_GIVEN, shown, summary, words
 from fedshot.config.registry import KINDS
 from fedshot.core.errors import ConfigError, nearest
 from fedshot.core.extras import require
 from fedshot.core.text import printable
-from fedshot.data.files.places import default_data_dir
+from fedshot.data.files.places import data_folder
 from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.publishers import PUBLISHERS
 from fedshot.data.sources.registry import SOURCES
@@ -169,33 +168,25 @@ def options(place: str, name: str | None = None) -> Listing:
     elif name is None and place not in option_help.PATHS:
         every = {*option_help.PATHS, *(kind for kinds, _ in KINDS.values() for kind in kinds)}
         raise ConfigError(f"there are no options of {place!r}. {nearest(place, every)}")
-    parts = {part.kind: part for part in option_help.parts(place)}
-    if (name or "") not in parts:
-        raise ConfigError(f"there is no {place} {name!r}. {nearest(str(name), parts)}")
     return Listing([
-        {"option": option.path, "default": "must be given" if option.required else option.default,
+        {"option": option.path, "default": MUST_BE_GIVEN if option.required else option.default,
          "takes": words(option.hint), "meaning": option.description}
-        for option in parts[name or ""].options()
+        for option in option_help.part(place, name or "").options()
     ])  # fmt: skip
-
-
-def data_folder(data_dir: str | None) -> Path:
-    """Return the folder of datasets, whether it exists or not."""
-    text = data_dir or os.environ.get("FEDSHOT_DATA")
-    return Path(text).expanduser() if text else default_data_dir()
 
 
 def availability(name: str, folder: Path) -> str:
     """Return where the data of a source or publisher are, or how to get them."""
     if name not in PUBLISHERS:
         if SOURCES[name] is InMemory:
-            return "of a program"
+            return "in memory"
         options = fields(SOURCES[name])  # type: ignore[arg-type]
-        return "your files" if any(one.default is MISSING for one in options) else "comes along"
+        return "your files" if any(one.default is MISSING for one in options) else "included"
     place = folder / PUBLISHERS[name].folder
     if place.is_dir() and any(place.iterdir()):
-        return "here"
-    return "not here: data get" if PUBLISHERS[name].files else "not here: by hand"
+        return "downloaded"
+    by_command = PUBLISHERS[name].files
+    return f"missing: {'`fedshot data get NAME`' if by_command else 'manual download'}"
 
 
 def _summary(cls: type[Any]) -> str:

@@ -120,7 +120,8 @@ def _examples(data: Any, column: str | None, label: str, client: str | None) -> 
     if isinstance(data, Mapping):
         return _of_clients([_examples(one, column, label, client) for one in data.values()])
     if isinstance(data, tuple) and len(data) in (2, 3):
-        return _Examples(*data)
+        x, *labels = data
+        return _Examples(_array(x) if isinstance(x, Tensor) else x, *labels)
     if hasattr(data, "column_names") or hasattr(data, "columns"):
         return _of_table(data, column, label, client)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str):
@@ -137,11 +138,11 @@ def _of_clients(parts: Sequence[_Examples]) -> _Examples:
             "data is a mapping from clients to datasets, and a dataset in it has clients of its "
             "own. Leave them out, or pass one dataset with all clients."
         )
-    arrays = [array_of(p.x, "the images") if isinstance(p.x, Tensor) else p.x for p in parts]
+    examples = [part.x for part in parts]
     stackable = all(
-        isinstance(a, np.ndarray) and a.shape[1:] == arrays[0].shape[1:] for a in arrays
+        isinstance(x, np.ndarray) and x.shape[1:] == examples[0].shape[1:] for x in examples
     )
-    x = np.concatenate(arrays) if stackable else list(chain.from_iterable(part.x for part in parts))
+    x = np.concatenate(examples) if stackable else list(chain.from_iterable(examples))
     clients = np.repeat(np.arange(len(parts)), [len(part.x) for part in parts])
     labels = list(chain.from_iterable(part.labels for part in parts))
     return _Examples(x, labels, clients)
@@ -199,7 +200,7 @@ def _texts(x: Any) -> list[str] | None:
     """Return the examples as texts; None if they are images."""
     if isinstance(x, np.ndarray) and x.dtype.kind not in "OU":
         return None
-    if isinstance(x, Tensor) or not all(isinstance(one, str | Path) for one in x):
+    if not all(isinstance(one, str | Path) for one in x):
         return None
     if all(Path(one).suffix.lower() in SUFFIXES for one in x):
         return None
@@ -211,8 +212,6 @@ def _pixels(x: Any, size: int | None, channels: int | None) -> Pixels:
     if channels is not None:
         check_channels(channels)
     check_side(size)
-    if isinstance(x, Tensor):
-        x = _channels_last(array_of(x, "the images"))
     if isinstance(x, np.ndarray) and x.dtype != object and x.ndim in (3, 4):
         x = as_bytes(x, "the images")
         x = x[..., None] if x.ndim == 3 else x
@@ -250,6 +249,12 @@ def _image(one: Any, i: int, size: int | None, channels: int | None) -> Pixels:
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     held = channels or (3 if size and pixels.shape[-1] == 4 else pixels.shape[-1])
     return Pictures((*(square or pixels.shape[:2]), held)).read(np.ascontiguousarray(pixels), i)
+
+
+def _array(images: Tensor) -> np.ndarray[Any, Any]:
+    """Return a tensor of images [n, C, H, W], [n, H, W, C] or [n, H, W] with channels last."""
+    array = array_of(images, "the images")
+    return _channels_last(array) if array.ndim == 4 else array
 
 
 def _channels_last(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.progress import TimeRemainingColumn as TimeLeft
 
-from fedshot.api.fault_report import FaultReport
+from fedshot.api.fault_report import FaultReport, lost_or_rejected
 from fedshot.core.console import harmless, tell
-from fedshot.core.text import count
 from fedshot.runs.test_protocol import chose_by_test
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def shown(
 
     Args:
         experiment: the run.
-        rounds: whether to show the rounds; otherwise only replies that did not count are reported.
+        rounds: whether to show the rounds; otherwise only lost or rejected replies are reported.
         every: least number of seconds between two lines; the last round always has one.
     """
     peeks = chose_by_test(experiment.config.settings)
@@ -44,17 +43,19 @@ def shown(
     elif rounds and console.is_terminal:
         yield from _on_terminal(experiment, name, console)
     else:
-        yield from _as_lines(experiment, name, every if rounds else math.inf)
+        yield from _as_lines(experiment, name, every, rounds=rounds)
 
 
-def _as_lines(experiment: Experiment, name: str, every: float) -> Iterator[Record]:
-    report, told = FaultReport(experiment.folder), -math.inf
-    rounds = experiment.config.run.rounds
+def _as_lines(
+    experiment: Experiment, name: str, every: float, *, rounds: bool
+) -> Iterator[Record]:  # fmt: skip
+    report, last_shown = FaultReport(experiment.folder), -math.inf
+    planned = experiment.config.run.rounds
     for record in experiment.run():
-        last = record.round == rounds and every < math.inf
-        if last or time.monotonic() - told >= every:
-            told = time.monotonic()
-            tell(_line(record, rounds, name))
+        is_due = record.round == planned or time.monotonic() - last_shown >= every
+        if rounds and is_due:
+            last_shown = time.monotonic()
+            tell(_line(record, planned, name))
         _tell_all(report.heard(record))
         yield record
     _tell_all([report.closing()])
@@ -82,14 +83,14 @@ def _on_terminal(experiment: Experiment, name: str, console: Console) -> Iterato
 
 
 def _in_notebook(experiment: Experiment, name: str) -> Iterator[Record]:
-    report, faults, told = FaultReport(experiment.folder), list[str](), -math.inf
+    report, faults, last_shown = FaultReport(experiment.folder), list[str](), -math.inf
     display = importlib.import_module("IPython.display").display
     output = display({"text/plain": "starting"}, raw=True, display_id=True)
     rounds = experiment.config.run.rounds
     for record in experiment.run():
         faults += report.heard(record)
-        if record.round == rounds or time.monotonic() - told >= _REDRAWN:
-            told = time.monotonic()
+        if record.round == rounds or time.monotonic() - last_shown >= _REDRAWN:
+            last_shown = time.monotonic()
             text = "\n".join([_line(record, rounds, name), *faults])
             output.update({"text/plain": harmless(text)}, raw=True)
         yield record
@@ -114,5 +115,5 @@ def _facts(record: Record, name: str) -> str:
         facts.append(f"{name} {record.validation}")
     facts.append(f"{record.bytes_down / 1e6:.2f} MB down, {record.bytes_up / 1e6:.2f} MB up")
     if record.faults:
-        facts.append(f"{count(len(record.faults), 'reply', 'replies')} did not count")
+        facts.append(lost_or_rejected(len(record.faults)))
     return "  ".join(facts)

@@ -110,16 +110,20 @@ def train(
     for text in notices:
         _note(text, progress)
     if run_folder.begun(folder):
+        check_here_trained(folder)
         fix = "Continue it with resume=True, or choose another `out`"
         chosen = resumed(folder, chosen, resume=resume, fix=fix)
-    check_here_trained(folder)
+
+    def notify(text: str) -> None:
+        _note(text, progress)
+
     with shutdown.interruptible():
         experiment = Experiment(PreparedRun(chosen, data_dir), folder)
         completed(
             experiment,
             shown(experiment, every=_EVERY) if progress else experiment.run(),
-            lambda: tracker_of(experiment, tracker),
-            lambda text: _note(text, progress),
+            lambda: tracker_of(experiment, tracker, notify),
+            notify,
         )
     return TrainingRun(folder)
 
@@ -143,7 +147,7 @@ def resumed(folder: Path, chosen: Config, *, resume: bool, fix: str) -> Config:
 
 def check_here_trained(folder: Path) -> None:
     """Raise ConfigError if the clients of a run are on the nodes of a Flower deployment."""
-    if run_folder.begun(folder) and (folder / run_folder.NODES).exists():
+    if (folder / run_folder.NODES).exists():
         raise ConfigError(
             f"the clients of {folder} live on nodes. Go on with `fedshot resume {folder}`, or "
             "choose another name."
@@ -154,7 +158,7 @@ def completed(
     experiment: Experiment,
     records: Iterable[Record],
     opened: Callable[[], Tracker],
-    told: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> Score:
     """Train the remaining rounds, test, and return the score.
 
@@ -162,13 +166,15 @@ def completed(
         experiment: the run.
         records: the records of the rounds, which are trained as they are read.
         opened: returns the tracker, once the folder is known to be free.
-        told: called with messages for the user.
+        notify: called with messages for the user.
     """
     with experiment.alone() as lock:  # checked first: trackers need not hear of it
         if not lock.held:
-            told(f"{experiment.folder} has no locks: make sure that no other process trains there")
+            notify(
+                f"{experiment.folder} has no locks: make sure that no other process trains there"
+            )
     for text in experiment.notices():
-        told(text)
+        notify(text)
     tracker = opened()
     try:
         for record in records:
@@ -180,10 +186,12 @@ def completed(
     return score
 
 
-def tracker_of(experiment: Experiment, kind: str | None) -> Tracker:
-    """Open the tracker of a run."""
+def tracker_of(
+    experiment: Experiment, kind: str | None, notify: Callable[[str], None]
+) -> Tracker:  # fmt: skip
+    """Open the tracker of a run; `notify` is called with messages for the user."""
     chosen = experiment.config
-    return Tracker(kind, experiment.folder, chosen.name, chosen.settings, tell)
+    return Tracker(kind, experiment.folder, chosen.name, chosen.settings, notify)
 
 
 def _note(text: str, progress: bool) -> None:

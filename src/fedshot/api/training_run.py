@@ -61,9 +61,11 @@ class RunResult:
         return f"{percent(self.accuracy, self.interval)} %{marks}"
 
     def __repr__(self) -> str:
+        return f"<RunResult: {self._line()}>"
+
+    def _line(self) -> str:
         chosen = f", chosen by {self.chosen_by}" if self.chosen_by not in ("", "last round") else ""
-        test = self.tested.on(self.episodes)
-        return f"<RunResult: {self} over {test}; round {self.round}{chosen}>"
+        return f"{self} over {self.tested.on(self.episodes)}; round {self.round}{chosen}"
 
 
 class TrainingRun:
@@ -97,21 +99,7 @@ class TrainingRun:
     @property
     def result(self) -> RunResult:
         """The result of the test. Raises CheckpointError while the run is unfinished."""
-        run = self._read()
-        test, stored = run.test, run.result or {}
-        held = (stored.get("baselines") or {}).items()
-        return RunResult(
-            accuracy=test["accuracy"],
-            interval=test["interval"],
-            episodes=test["episodes"],
-            round=stored.get("round", run.rounds),
-            chosen_by=stored.get("chosen_by", ""),
-            baselines={name: (one["accuracy"], one["interval"]) for name, one in held},
-            clients={int(c): accuracy for c, accuracy in (test.get("clients") or {}).items()},
-            worst_tenth=test.get("worst_tenth"),
-            tasks=test.get("tasks", ""),
-            tested=run.tested,
-        )
+        return _result(self._read())
 
     @property
     def history(self) -> pd.DataFrame:
@@ -121,7 +109,7 @@ class TrainingRun:
         episodes; `validation_accuracy` and `validation_interval`, in [0, 1], NaN where a round was
         not validated; `mb_down` and `mb_up`, MB of 10^6 bytes sent to and received from all clients
         in training so far; `seconds` of the round without validation; `faults`, the number of
-        replies that did not count; `skipped`, the reason why a round was skipped, or None.
+        lost or rejected replies; `skipped`, the reason why a round was skipped, or None.
 
         Raises ConfigError if pandas is not installed.
         """
@@ -150,7 +138,7 @@ class TrainingRun:
         """The clients as a DataFrame, one row for each client that was tested or had a fault.
 
         Columns: `client`, its number; `accuracy` on the test, in [0, 1], NaN if the server's model
-        predicts or the run is unfinished; `faults`, the number of its replies that did not count.
+        predicts or the run is unfinished; `faults`, the number of its lost or rejected replies.
 
         Raises ConfigError if pandas is not installed.
         """
@@ -237,7 +225,7 @@ class TrainingRun:
 
         return write_report(
             [self._path], to=None if to is None else as_path("to", to), title=None,
-            with_data=with_data, data_dir=data_dir, told=lambda _: None,
+            with_data=with_data, data_dir=data_dir, notify=lambda _: None,
         )  # fmt: skip
 
     def _read(self) -> Run:
@@ -252,7 +240,7 @@ class TrainingRun:
             "method": str(settings.get("method", {}).get("name", "")),
             "data": run.data[0],
             "rounds": f"{run.rounds} of {run.planned}",
-            "result": repr(self.result)[len("<RunResult: ") : -1] if run.result else "unfinished",
+            "result": _result(run)._line() if run.result else "unfinished",
         }
 
     def __repr__(self) -> str:
@@ -278,6 +266,23 @@ def open_run(folder: str | os.PathLike[str]) -> TrainingRun:
         ```
     """
     return TrainingRun(folder)
+
+
+def _result(run: Run) -> RunResult:
+    test, stored = run.test, run.result or {}
+    held = (stored.get("baselines") or {}).items()
+    return RunResult(
+        accuracy=test["accuracy"],
+        interval=test["interval"],
+        episodes=test["episodes"],
+        round=stored.get("round", run.rounds),
+        chosen_by=stored.get("chosen_by", ""),
+        baselines={name: (one["accuracy"], one["interval"]) for name, one in held},
+        clients={int(c): accuracy for c, accuracy in (test.get("clients") or {}).items()},
+        worst_tenth=test.get("worst_tenth"),
+        tasks=test.get("tasks", ""),
+        tested=run.tested,
+    )
 
 
 def _figure() -> Figure:

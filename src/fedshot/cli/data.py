@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedshot import reports
-from fedshot.api.listing import availability, data_folder, datasets
+from fedshot.api.listing import availability, datasets
 from fedshot.cli.train import chosen_config
+from fedshot.config.options import summary
 from fedshot.core.console import say, tell
 from fedshot.core.errors import DataError
 from fedshot.core.text import count
+from fedshot.data.files.places import data_folder
 from fedshot.data.sources import fetch, verification
 from fedshot.data.sources.publishers import PUBLISHERS
 from fedshot.data.sources.registry import SOURCES
@@ -36,7 +38,7 @@ def list_sources(options: argparse.Namespace) -> int:
 def get(options: argparse.Namespace) -> int:
     """Fetch a dataset from its publisher."""
     if options.name in SOURCES and options.name not in PUBLISHERS:
-        raise DataError(f"{options.name} needs no download: {datasets()[options.name]['summary']}")
+        raise DataError(f"{options.name} needs no download: {summary(SOURCES[options.name])}")
     with _progress() as progress:
         files = fetch.get(options.name, data_folder(options.data_dir), progress)
     for file in files:

@@ -78,7 +78,7 @@ def _run(words: list[str]) -> int:
              f"`fedshot run {words[0]}`.")  # fmt: skip
         return REFUSED
     options, rest = make_parser().parse_known_args(words)
-    options.run_folder = None  # set by the commands that can be resumed
+    options.run_folder = None  # set by the commands that can be resumed, and by `sweep`
     try:
         for number, usual in _SIGNALS.items():
             _replace_handler(number, usual, shutdown.stop)
@@ -113,7 +113,7 @@ def _run(words: list[str]) -> int:
 
 
 def _require_extra(options: argparse.Namespace) -> None:
-    """Raise ConfigError if the command needs an extra for all that it does, and it is missing."""
+    """Raise ConfigError if an extra is missing without which the command does not run."""
     if options.module == "flower":
         importlib.import_module("fedshot.deploy.flower").require_flower()
     elif extra := _EXTRAS.get(options.command):
@@ -175,9 +175,10 @@ def _how_to_continue(options: argparse.Namespace) -> str:
     """Return what to type to continue the interrupted run or recipe; "" if none has begun."""
     if options.command == "reproduce" and options.name not in ("list", "results"):
         return "the same command continues with the unfinished cells"
-    if options.command == "sweep":
-        return "the same command continues with the unfinished points"
     folder: Path | None = options.run_folder
+    if options.command == "sweep":
+        begun = folder is not None and folder.exists()
+        return "the same command continues with the unfinished points" if begun else ""
     if folder is None or not _is_run(folder):
         return ""
     data = getattr(options, "data_dir", None)  # not recorded in the run's folder

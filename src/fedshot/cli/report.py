@@ -22,7 +22,7 @@ def report(options: argparse.Namespace) -> int:
     """Write one HTML page about some runs."""
     path = write_report(
         options.folders, to=options.to, title=options.title, with_data=not options.without_data,
-        data_dir=options.data_dir, told=tell,
+        data_dir=options.data_dir, notify=tell,
     )  # fmt: skip
     say(str(path))
     return 0

@@ -24,8 +24,9 @@ def sweep(options: argparse.Namespace) -> int:
     spaces = dict(map(space_of, options.set))
     if len(spaces) < len(options.set):
         raise ConfigError("an option is in two of the --set. Give all its values to one.")
+    options.run_folder = options.out or Path("sweeps") / str(settings.get("name", "sweep"))
     found = Sweep(
-        options.out or Path("sweeps") / str(settings.get("name", "sweep")),
+        options.run_folder,
         settings,
         spaces,
         options.seeds,

@@ -36,8 +36,8 @@ def run(options: argparse.Namespace) -> int:
     chosen = chosen_config(options)
     folder = options.out / chosen.name
     if run_folder.begun(folder):
+        check_here_trained(folder)
         chosen = config_to_resume(options, folder, chosen)
-    check_here_trained(folder)
     options.run_folder = folder
     experiment = Experiment(PreparedRun(chosen, options.data_dir), folder)
     if options.resume and not options.quiet:
@@ -66,7 +66,7 @@ def finish(experiment: Experiment, options: argparse.Namespace) -> int:
     score = completed(
         experiment,
         _records(experiment, options),
-        lambda: tracker_of(experiment, options.tracker),
+        lambda: tracker_of(experiment, options.tracker, tell),
         tell,
     )
     say_score(score, options, experiment, experiment.baselines)

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from fedshot.config.options import (
+    MUST_BE_GIVEN,
     Option,
     options_of,
     shown,
@@ -91,6 +92,21 @@ def parts(path: str) -> list[OptionSection]:
     raise ConfigError(f"there are no options at {path!r}. {nearest(path, PATHS)}")
 
 
+def part(path: str, kind: str = "") -> OptionSection:
+    """Return the section at a key path, or the component named `kind` that can be chosen there.
+
+    Raises ConfigError for a key path or a component that does not exist.
+    """
+    every = {one.kind: one for one in parts(path)}
+    if kind in every:
+        return every[kind]
+    if path in SECTIONS:
+        raise ConfigError(
+            f"`{path}` is a section without components, so it takes no name {kind!r}. Leave it out."
+        )
+    raise ConfigError(f"there is no {path} {kind!r}. {nearest(kind, every)}")
+
+
 def overview() -> str:
     """Return a line of help for each key path, and the command that shows more."""
     lines = _list([
@@ -107,21 +123,13 @@ def text(path: str, kind: str | None = None) -> str:
     Without `kind`, list the components that can be chosen at the key path. Raises ConfigError for
     a key path or a component that does not exist.
     """
-    every = {part.kind: part for part in parts(path)}
     if kind is None and path in KINDS:
-        lines = _list([(part.kind, part.summary) for part in every.values()])
+        lines = _list([(one.kind, one.summary) for one in parts(path)])
         return "\n".join([*lines, "", f"`fedshot options {path} NAME` lists the options of one."])
-    if (kind or "") not in every:
-        if path in SECTIONS:
-            raise ConfigError(
-                f"{path} has no kinds to choose {kind!r} from. `fedshot options {path}` lists "
-                "all of its options."
-            )
-        raise ConfigError(f"there is no {path} {kind!r}. {nearest(str(kind), every)}")
-    part = every[kind or ""]
-    lines = [part.summary]
-    for one in part.options():
-        given = "must be given" if one.required else f"default {shown(one.default)}"
+    section = part(path, kind or "")
+    lines = [section.summary]
+    for one in section.options():
+        given = MUST_BE_GIVEN if one.required else f"default {shown(one.default)}"
         takes = f"--{one.path} ({words(one.hint)}; {given})"
         lines += ["", takes, *_wrapped("    ", one.description)]
     return "\n".join(lines)
@@ -231,7 +239,7 @@ _FAMILIES = {"base": "controls", "fedfsl": "FedFSL", "f2l": "F2L", "frl": "few-r
 
 
 def _row(option: Option) -> str:
-    default = "must be given" if option.required else f"`{shown(option.default)}`"
+    default = MUST_BE_GIVEN if option.required else f"`{shown(option.default)}`"
     cells = (f"`{option.path}`", default, option.description)
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 

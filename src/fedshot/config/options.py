@@ -23,6 +23,7 @@ NOT_OPTIONS = {
     "method": {"model", "episode", "classes", "clients", "redealt"},
     "model": {"backbone", "head"},
 }
+MUST_BE_GIVEN = "must be given"  # in place of a default, in lists of options
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
@@ -167,7 +168,7 @@ def nearest_options(path: str, valid: Collection[str]) -> str:
 
 
 def words(hint: Any) -> str:
-    """Describe the values that an option of this type takes, such as "a whole number from 1"."""
+    """Describe the values that an option takes, such as "a whole number of at least 1"."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is types.NoneType:
         return "null"

@@ -22,7 +22,12 @@ IsText: TypeAlias = Callable[[str], bool]
 
 _MOST_NODES = 100_000  # nested anchors can expand a small file enormously
 _MOST_BYTES = 4 << 20  # of a file; parsing takes about a second per 100 KB
-_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
+_UNTAGGED = "untagged"  # tag of a scalar that has neither quotes nor a tag in the text
+_TAGS = {
+    yaml.ScalarNode: {_UNTAGGED, "tag:yaml.org,2002:str"},
+    yaml.SequenceNode: {"tag:yaml.org,2002:seq"},
+    yaml.MappingNode: {"tag:yaml.org,2002:map"},
+}
 _CONSTANTS = {"~": None, "": None} | {
     form(word): value
     for word, value in (("true", True), ("false", False), ("null", None))
@@ -37,10 +42,10 @@ _FLOAT = re.compile(
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes; every scalar without an explicit tag is a text."""
+    """Composes nodes; scalars with neither quotes nor a tag get the tag `_UNTAGGED`."""
 
 
-_Loader.yaml_implicit_resolvers = {}
+_Loader.yaml_implicit_resolvers = {None: [(_UNTAGGED, re.compile(""))]}
 
 
 def load(path: Path, is_text: IsText) -> Settings:
@@ -80,6 +85,11 @@ def parse(text: str, is_text: IsText, *, origin: str, path: str = "") -> Any:
         raise ConfigError(f"{origin} is not YAML: {_problem(error)}.") from None
     except RecursionError:
         raise ConfigError(f"{origin} is nested too deeply.") from None
+    except (ValueError, OverflowError):  # of a number, such as that of a character
+        raise ConfigError(
+            f"{origin} is not YAML: the number of an escape such as \\U00110000 is too large. "
+            "Correct it, or write the character itself."
+        ) from None
     if node is None:
         return "" if is_text(path) else None
     return _Reader(origin, is_text).value(node, path, set())
@@ -99,14 +109,15 @@ class _Reader:
         if depth > records.DEEPEST:
             nested = f"nested deeper than {records.DEEPEST} lists and sections"
             self._refuse(node, f"{nested}, or an anchor holds itself. Write the value out")
-        if node.tag not in _TAGS:
+        if node.tag not in _TAGS[type(node)]:
             self._refuse(node, f"the tag {node.tag[:60]!r} is not known here. Leave it out")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, seen, depth + 1)
         if isinstance(node, yaml.SequenceNode):  # each item has its own key paths
             return [self.value(item, path, set(), depth + 1) for item in node.value]
-        quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
-        return node.value if quoted else _plain(node.value, is_text=self._is_text(path))
+        if node.tag == _UNTAGGED:
+            return _plain(node.value, is_text=self._is_text(path))
+        return node.value
 
     def _mapping(
         self, node: yaml.MappingNode, path: str, seen: set[str], depth: int

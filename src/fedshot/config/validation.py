@@ -6,7 +6,6 @@ errors are reworded as fedshot's own messages, which begin with the key path.
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,13 +37,12 @@ from fedshot.config.options import (
     words,
 )
 from fedshot.config.registry import unknown_option
-from fedshot.config.settings import flat
+from fedshot.config.settings import flat, parse
 from fedshot.core.errors import ConfigError, FedshotError, nearest
 
 _BITS = 1 << 63
 _STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False,
            "arbitrary_types_allowed": True}  # fmt: skip
-_NUMBER = re.compile(r"[-+]?[0-9]*\.?[0-9]+")
 # What else was expected of a number, by the type of pydantic's error.
 _EXPECTED = {"finite_number": "finite number", "value_error": "number of 64 bits"}
 
@@ -223,9 +221,19 @@ def _refusal(
         expected = expected.replace("number", _EXPECTED[errors[i]["type"]])
     if isinstance(value, Mapping):
         fix = " It has no options below it."
-    if isinstance(value, str) and "number" in expected and _NUMBER.fullmatch(value):
+    if isinstance(value, str) and _fits_without_quotes(value, hints[at]):
         fix = " Leave out the quotes."
     return f"{at} is {shown(value)}; expected {expected}.{fix}"
+
+
+def _fits_without_quotes(text: str, hint: Any) -> bool:
+    """Whether the value that YAML reads from a text fits an option's type."""
+    try:
+        value = parse(text, lambda _: False, origin="the text")
+        _value_adapter(hint).validate_python(value)
+    except (ConfigError, ValidationError):
+        return False
+    return True
 
 
 def _at(error: ErrorDetails, path: str, given: Any, hints: Mapping[str, Any]) -> tuple[str, Any]:

@@ -49,6 +49,8 @@ __all__ = [
 
 
 class _CallablePackage(ModuleType):
+    # The one import of a folder below this one: `fedshot.api` alone has the listing. It is made by
+    # name and only by a call, when everything is imported.
     def __call__(self) -> Any:
         return importlib.import_module("fedshot.api.listing").methods()
 

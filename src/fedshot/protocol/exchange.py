@@ -133,7 +133,7 @@ class Exchange:
 
 
 class Fault(NamedTuple):
-    """Why a client's reply does not count: rejected as invalid ("refused"), or lost on the way."""
+    """Why a client's reply was rejected as invalid ("refused") or lost on the way ("lost")."""
 
     kind: Literal["refused", "lost"]
     reason: str

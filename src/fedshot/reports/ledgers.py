@@ -26,7 +26,7 @@ def faults(runs: Sequence[Run]) -> dict[str, Any]:
         names = f"{'all' if len(clean) == len(runs) else 'the other'} {len(clean)} runs"
     rounds = count(sum(run.rounds for run in clean), "round")
     return {
-        "clean": f"Every reply counted in all {rounds} of {names}." if clean else "",
+        "clean": f"No reply was lost or rejected in the {rounds} of {names}." if clean else "",
         "runs": [_faults_of(run) for run in runs if run not in clean],
     }
 
@@ -45,8 +45,8 @@ def _faults_of(run: Run) -> dict[str, Any]:
         named.append(count(others, "other client"))
     return {
         "label": run.label,
-        "summary": f"{count(len(replies), 'reply', 'replies')} in "
-        f"{count(len({row[0] for row in replies}), 'round')} did not count"
+        "summary": f"{count(len(replies), 'lost or rejected reply', 'lost or rejected replies')}"
+        f" in {count(len({row[0] for row in replies}), 'round')}"
         f"{f': {joined(named)}' if named else ''}; {count(len(skipped), 'round')} skipped",
         "rows": rows[:_FAULTS],
         "more": f"{len(rows) - _FAULTS:,}" if len(rows) > _FAULTS else "",

@@ -156,7 +156,7 @@ def weights(folder: Path) -> str:
 
 
 def lost(record: Record) -> set[tuple[int, int]]:
-    """Return (round, client) of those whose reply did not count."""
+    """Return (round, client) of the lost or rejected replies."""
     return {(record.round, fault["client"]) for fault in record.faults}
 
 

@@ -15,18 +15,25 @@ def default_data_dir() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "fedshot"
 
 
-def find_data_dir(option: str | None) -> Path | None:
-    """Return the folder of datasets: the option, else $FEDSHOT_DATA, else the default.
+def data_folder(option: str | None) -> Path:
+    """Return the folder of datasets, whether it exists or not.
 
-    Returns None if no folder is configured and the default does not exist. Raises DataError if the
-    configured path is not a folder.
+    It is the option, else $FEDSHOT_DATA, else the default.
     """
-    text = option or os.environ.get("FEDSHOT_DATA")
-    if not text:
-        default = default_data_dir()
-        return default if default.is_dir() else None
-    folder = Path(text).expanduser()
-    if not folder.is_dir():
-        origin = OPTION if option else "$FEDSHOT_DATA"
-        raise DataError(f"{origin} is {text!r}, which is not a folder. Create it or correct it.")
-    return folder
+    return Path(option or os.environ.get("FEDSHOT_DATA") or default_data_dir()).expanduser()
+
+
+def find_data_dir(option: str | None) -> Path | None:
+    """Return the `data_folder`; None if it is the default and does not exist.
+
+    Raises DataError if the configured path is not a folder.
+    """
+    folder = data_folder(option)
+    if folder.is_dir():
+        return folder
+    for origin, text in ((OPTION, option), ("$FEDSHOT_DATA", os.environ.get("FEDSHOT_DATA"))):
+        if text:
+            raise DataError(
+                f"{origin} is {text!r}, which is not a folder. Create it or correct it."
+            )
+    return None
