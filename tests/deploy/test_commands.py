@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.metadata
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ import pytest
 
 from fedshot.cli.main import main
 from fedshot.config.load import Config
-from fedshot.core.errors import AbsentError, BusyError, ConfigError
+from fedshot.core.errors import AbsentError, BusyError, CheckpointError, ConfigError
 from fedshot.deploy.flower.messages import Limits
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
@@ -29,6 +31,7 @@ from fedshot.deploy.flower.server_folder import (
     CERTIFICATE,
     KEY,
     ServerFolder,
+    check_free,
     check_secure,
     exposure_notice,
     free_port,
@@ -186,6 +189,38 @@ def test_what_an_earlier_try_left_is_not_taken_for_dealt(tmp_path: Path) -> None
         assert (folder / name).stat().st_mode & 0o777 == 0o700
 
 
+def test_keys_of_earlier_nodes_that_cannot_be_deleted_end_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would still be admitted."""
+    prepared = PreparedRun(Config.of(SMALL))
+    local.prepare(tmp_path, prepared, 2)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    with pytest.raises(PermissionError):
+        local.prepare(tmp_path, prepared, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}", "has no 'run'"),
+        ('{"run": "a", "server": "s", "nodes": 0, "deadline": 9}', "has no 'life'"),
+        ('{"run": 5}', "run is 5; input should be a valid string"),
+        ("[]", "input should be a valid dictionary"),
+    ],
+)
+def test_a_damaged_flower_json_is_named(tmp_path: Path, text: str, words: str) -> None:
+    from fedshot.deploy.flower.flower_runs import Deployment
+
+    (tmp_path / "flower.json").write_text(text)
+    with pytest.raises(CheckpointError, match=rf"flower\.json is damaged: .*{words}"):
+        Deployment.read(tmp_path)
+
+
 class Nowhere:
     """An operator of a server without nodes."""
 
@@ -266,6 +301,26 @@ def test_addresses() -> None:
         with pytest.raises(ConfigError, match="expected host:port"):
             split_address(text)
     assert 0 < free_port() < 65536
+
+
+def test_a_port_that_is_taken_is_named_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match="no server can listen") as told:
+            check_free("127.0.0.1", port)
+    assert str(told.value).count(str(port)) == 1
+    check_free("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("code", [errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT])
+def test_addresses_of_a_family_that_this_machine_lacks_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(code, "no such family")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    check_free("127.0.0.1", 80)
 
 
 def test_a_token_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:

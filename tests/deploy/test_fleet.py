@@ -136,7 +136,7 @@ def on(net: Net, session: int = 1) -> FlowerFleet:
 
 def joining(net: Net, session: int) -> FlowerFleet:
     """Return a fleet that has yet to say where it goes on."""
-    setup = Setup("0" * 32, "", (), CLIENTS, {})
+    setup = Setup("0" * 32, "", (), CLIENTS, {}, "")
     here = Sequential(net.host(1))
     return FlowerFleet(here, net, setup, session=session, keeps_state=True, deadline=1.0)
 
@@ -317,7 +317,14 @@ def test_a_node_without_the_states_of_the_checkpoint_is_named(tmp_path: Path) ->
         ({"name": "__init__"}, "has no client work"),
         ({"name": "evaluate"}, "has no client work"),
         ({"phase": "test"}, "unknown phase 'test'"),
-        ({"version": [0, 0]}, "round 0 is already sealed"),
+        ({"version": [0, 0]}, "round 0 is already committed"),
+        ({"version": [1]}, "the work is invalid: IndexError"),
+        ({"version": [1e999, 0]}, "the work is invalid: OverflowError"),
+        ({"version": None}, "the work is invalid: TypeError"),
+        ({"as_of": [1, "x"]}, "the work is invalid: ValueError"),
+        ({"key": []}, "the work is invalid: ValueError"),
+        ({"key": [0, [1]]}, "the work is invalid: ValueError"),
+        ({"key": 0}, "the work is invalid: TypeError"),
     ],
 )
 def test_work_that_is_none_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
@@ -341,8 +348,35 @@ def test_orders_are_carried_out_once(tmp_path: Path) -> None:
     held = runtime.state
     runtime.apply_orders([order, [before + 1, "void", 1], [before + 1, "nonsense"]])
     assert runtime.state == held
-    with pytest.raises(CodecError, match="unknown order 'nonsense'"):
+    with pytest.raises(CodecError, match=r"invalid order .*'nonsense'"):
         runtime.apply_orders([[before + 2, "nonsense"]])
+
+
+@pytest.mark.parametrize(
+    "order",
+    [[], [9], 9, None, "9", {"9": 1}, ["9", "void", 1], [9, "void"], [9, "void", "1"],
+     [9, ["void"]], [9, "drop", [1], [0]], [9, "drop", [1, 0], ["a"]],
+     [9, "seal", 1, [[]]], [9, "seal", 1, 0]],
+)  # fmt: skip
+def test_an_order_that_is_none_is_refused(tmp_path: Path, order: Any) -> None:
+    runtime = Net(tmp_path).runtimes[1]
+    with pytest.raises(CodecError, match="invalid order"):
+        runtime.apply_orders([order])
+    assert runtime.state["done"] == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"work": 5}, {"work": [5]}, {"work": {"name": "census"}}, {"work": {"clients": ["a"]}},
+     {"work": {"clients": 3}}, {"within": "soon"}, {"sent": None}, {"sent": [1]}],
+)  # fmt: skip
+def test_a_message_with_malformed_work_or_deadline_is_refused(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    head = {"work": {"clients": []}, "sent": 0.0, "within": 1.0} | change
+    runtime = Net(tmp_path).runtimes[1]
+    with pytest.raises(CodecError, match="the work is invalid"):
+        run_work(runtime, WireMessage(head), WireMessage({}), LIMITS)
 
 
 def test_what_a_node_says_of_others_is_dropped_and_named(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from fedshot.protocol.reducers import Gather, Mean
 
 from .test_fleet import HOMES, Net, Run, assert_as_alone, joining, on
 
-SETUP = Setup("0" * 32, "", (), 6, {})
+SETUP = Setup("0" * 32, "", (), 6, {}, "")
 
 
 class Nodes:

@@ -352,7 +352,7 @@ def test_check_prints_a_line_for_each_promise_and_says_which_is_not_kept(
         r"train changes down/theta/body/\S+/weight in place$",
         failed["client work does not change its inputs"],
     )
-    assert failed["no global generator is used"].endswith(
+    assert failed["no global random generator is used"].endswith(
         "a round uses the global generator of numpy"
     )
     assert told.err.splitlines()[-1] == f"{len(failed)} checks failed"

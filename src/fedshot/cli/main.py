@@ -27,7 +27,7 @@ REFUSED, AGAIN, INTERRUPTED = 2, 75, 130
 _SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 # Errors that may not recur at the next attempt, such as a full disk.
-_PASSING = {
+_RETRYABLE = {
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EMFILE, errno.ENFILE,
     errno.EAGAIN, errno.ETIMEDOUT, errno.ENOTCONN,
 }  # fmt: skip
@@ -106,7 +106,7 @@ def _run(words: list[str]) -> int:
         if said is None:
             raise
         tell(f"fedshot: error: {said}")
-        return AGAIN if _is_passing(error) else REFUSED
+        return AGAIN if _is_retryable(error) else REFUSED
     finally:
         for number, usual in _SIGNALS.items():
             _replace_handler(number, shutdown.stop, usual)
@@ -158,11 +158,11 @@ def _words(error: BaseException, options: argparse.Namespace) -> str | None:
     return f"{message} {advice[0].upper()}{advice[1:]}." if advice else message
 
 
-def _is_passing(error: BaseException) -> bool:
+def _is_retryable(error: BaseException) -> bool:
     """Whether the command may succeed if repeated later."""
     if isinstance(error, FedshotError):
-        return error.passing
-    return not isinstance(error, OSError) or error.errno in _PASSING
+        return error.retryable
+    return not isinstance(error, OSError) or error.errno in _RETRYABLE
 
 
 def _replace_handler(number: signal.Signals, old: object, new: Any) -> None:

@@ -196,7 +196,7 @@ def same_inputs_give_same_bits(runs: Runs) -> None:
 
 @_listed
 def global_generators_are_unused(runs: Runs) -> None:
-    """No global generator is used."""
+    """No global random generator is used."""
     before = generators()
 
     def check_unchanged(part: str) -> None:
@@ -217,14 +217,14 @@ def global_generators_are_unused(runs: Runs) -> None:
 
 @_listed
 def draws_by_key_and_data(runs: Runs) -> None:
-    """Draws depend only on the key and the data."""
+    """Random draws depend only on the key and the data."""
     run = runs.undisturbed
     for execution in reversed(run.executions):
         key = execution.exchange.client_key(execution.client)
         drawn = execution.exchange.work.draw(run.setup.host.data(execution.client), key)
         same = tree.digest(drawn) == tree.digest(execution.drawn)
         name = execution.exchange.work.draw_name
-        require(same, f"{name} draws something else for the same key and data")
+        require(same, f"{name} draws other values when it is repeated with the same key and data")
 
 
 @_listed
@@ -251,19 +251,22 @@ def uploads_are_as_declared(runs: Runs) -> None:
             like = like(execution.client) if callable(like) else like
             if like is not None:
                 found = tree.difference(like, up[part])
-                require(found is None, f"{name} {part!r} in another form: {found}")
+                require(found is None, f"{name} {part!r} with another structure: {found}")
             fault = reducer.fault(execution.client, up[part], float(execution.reply.weight))
             require(fault is None, f"{name} {part!r}, which is refused: {fault}")
 
 
 @_listed
 def private_states_keep_their_form(runs: Runs) -> None:
-    """Private states keep their form."""
+    """Private states keep their structure, shapes and dtypes."""
     for execution in runs.undisturbed.executions:
         kept = execution.repeat().private
         found = tree.difference(execution.private, kept)
-        require(found is None, f"{execution.name} changes the form: {found}")
-        require(type(kept) is type(execution.private), f"it becomes a {type(kept).__name__}")
+        require(found is None, f"{execution.name} changes it: {found}")
+        require(
+            type(kept) is type(execution.private),
+            f"{execution.name} returns a {type(kept).__name__}",
+        )
 
 
 @_listed
@@ -283,13 +286,13 @@ def weights_and_metrics_are_numbers(runs: Runs) -> None:
 
 @_listed
 def one_seed_gives_one_result(runs: Runs) -> None:
-    """One seed gives the same bits twice."""
+    """Two runs with the same seed give the same bits."""
     assert_same(runs.begin().train(2).everything(), runs.undisturbed.everything())
 
 
 @_listed
 def another_seed_gives_another_result(runs: Runs) -> None:
-    """Another seed gives another result."""
+    """Different seeds give different results."""
     found, expected = runs.begin(seed=1).train(2).everything(), runs.undisturbed.everything()
     changed = any(not torch.equal(found[name], leaf) for name, leaf in expected.items())
     require(changed, "seeds 0 and 1 give the same result")
@@ -297,7 +300,7 @@ def another_seed_gives_another_result(runs: Runs) -> None:
 
 @_listed
 def order_of_the_cohort_does_not_matter(runs: Runs) -> None:
-    """The order of the cohort does not matter."""
+    """The order of the cohort does not change the results."""
     back = runs.begin().train(2, choose=COHORT[::-1])
     assert_same(back.everything(), runs.quiet.everything())
     require(back.sealed == runs.quiet.sealed or not back.where.exact, "private states differ")
@@ -305,7 +308,7 @@ def order_of_the_cohort_does_not_matter(runs: Runs) -> None:
 
 @_listed
 def order_of_arrival_does_not_matter(runs: Runs) -> None:
-    """The order of arrival does not matter."""
+    """The order in which replies arrive does not change the results."""
     shuffled = runs.begin(around=lambda fleet: Shuffled(fleet, seed=1)).train(2)
     assert_same(shuffled.everything(), runs.undisturbed.everything())
     same = shuffled.sealed == runs.undisturbed.sealed
@@ -314,7 +317,7 @@ def order_of_arrival_does_not_matter(runs: Runs) -> None:
 
 @_listed
 def storage_keeps_everything(runs: Runs) -> None:
-    """Messages and states survive storage."""
+    """Messages and states are the same after they are written and read."""
     last = runs.undisturbed.executions[-1]
     parts = {
         "the server's state": runs.undisturbed.server, "a message": last.down,
@@ -338,13 +341,13 @@ def a_fleet_equals_the_reference(runs: Runs, rounds: int = 2) -> None:
 
 @_listed
 def threads_equal_a_loop(runs: Runs) -> None:
-    """Threads give the same bits as a loop."""
+    """The threads fleet gives the same bits as the sequential fleet."""
     a_fleet_equals_the_reference(Runs(runs.method, THREADS, runs._folder))
 
 
 @_listed
 def stacked_clients_equal_a_loop(runs: Runs) -> None:
-    """Stacked clients give the same numbers as a loop in float64."""
+    """The vectorised fleet gives the same float64 numbers as the sequential fleet."""
     method: Any = runs.method
     if not method.model.backbone.vmappable or method.traits.unstackable:
         return  # fedshot refuses to start such a run
@@ -362,7 +365,7 @@ def episodes_are_predicted_and_nothing_is_trained(runs: Runs) -> None:
     privates, server = run.privates(), tree.digest(run.server)
     predictions = run.predict()
     found = sorted({p.eval_episode for p in predictions})
-    require(found == list(range(5)), f"of episodes 0 to 4 these are predicted: {found}")
+    require(found == list(range(5)), f"expected predictions of episodes 0 to 4, found {found}")
     for p in predictions:
         shape = tuple(p.logits.shape)
         require(shape == (9, 3), f"the logits of 9 queries and 3 classes are of shape {shape}")
@@ -383,7 +386,7 @@ def queries_are_predicted_independently(runs: Runs) -> None:
     whole = runs.undisturbed.logits()
     # Not bitwise equal: a convolution over fewer images may use another kernel.
     for name, logits in runs.undisturbed.logits(test=fewer).items():
-        reason = "4 of 9 queries get other logits without the other 5"
+        reason = "the logits of 4 of the 9 queries change without the other 5"
         require_close(logits, whole[name][:4], 1e-4, 1e-5, reason)
 
 
@@ -424,7 +427,7 @@ def _outcome_tensors(run: Federation) -> list[Tensor]:
 
 @_listed
 def private_tensors_stay_with_the_client(runs: Runs) -> None:
-    """Private tensors are in no upload."""
+    """No upload contains private tensors."""
     n_hidden = 0
     run = runs.tested
     for execution in run.executions:
@@ -434,14 +437,14 @@ def private_tensors_stay_with_the_client(runs: Runs) -> None:
             n_hidden += len(hidden)
             found = leaks(hidden, tree.leaves(dict(execution.reply.up)))
             require(not found, f"{execution.name} uploads {', '.join(found)}")
-        require(execution.reply.private == {}, "the fleet passes on a private state")
+        require(execution.reply.private == {}, "the fleet returns a private state to the server")
     has = bool(distinctive_leaves(runs.method.init_client(0, run.key)))
     require(bool(n_hidden) == has, "private states have no distinctive values after training")
 
 
 @_listed
 def private_tensors_reach_no_server(runs: Runs) -> None:
-    """Private tensors reach no outcome and no server."""
+    """Neither the server's state nor a reduced upload contains private tensors."""
     run = runs.tested
     sent = _outcome_tensors(run) + tree.leaves(run.server)
     for client in range(CLIENTS):
@@ -464,12 +467,12 @@ def unsampled_clients_keep_their_state(runs: Runs) -> None:
     for client in range(CLIENTS):
         trains = client in (1, 2) and bool(tree.leaves(run.private(client)))
         same = (after[client] != before[client]) == trains
-        require(same, f"client {client} changes its state unsampled, or keeps it when it trains")
+        require(same, f"client {client} changes its state untrained, or trains and keeps it")
 
 
 @_listed
 def private_states_are_the_clients_own(runs: Runs) -> None:
-    """Clients have different private states."""
+    """Clients have different initial private states."""
     forth, back = runs.begin(), runs.begin()
     seen = {c: tree.digest(forth.private(c)) for c in range(CLIENTS)}
     again = {c: tree.digest(back.private(c)) for c in reversed(range(CLIENTS))}
@@ -493,7 +496,7 @@ def rewound_runs_equal_uninterrupted_ones(runs: Runs) -> None:
     run.train(1)
     found, expected = run.everything(), runs.undisturbed.everything()
     assert_same(found.only("server", "private"), expected.only("server", "private"))
-    require(run.sealed == runs.undisturbed.sealed, "sealed private states differ")
+    require(run.sealed == runs.undisturbed.sealed, "committed private states differ")
 
 
 # Faults.

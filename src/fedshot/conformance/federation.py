@@ -188,7 +188,7 @@ class Federation:
 
     def require_executions(self) -> None:
         """Raise CheckFailedError if no client work has run."""
-        require(bool(self.executions), "no client is asked for anything in two rounds")
+        require(bool(self.executions), "no client work runs in two rounds")
 
     def train(self, rounds: int = 1, choose: Sequence[int] | None = None) -> Federation:
         """Train more rounds; commit the private states after each, as for a checkpoint."""

@@ -17,9 +17,9 @@ FEW = 12  # a message lists at most this many options
 
 
 class FedshotError(Exception):
-    """A request that cannot be met. `passing` says whether the same request may succeed later."""
+    """A request that cannot be met. `retryable` says whether the same request may succeed later."""
 
-    passing = False
+    retryable = False
 
 
 class ConfigError(FedshotError):
@@ -41,13 +41,13 @@ class CheckpointError(FedshotError):
 class BusyError(CheckpointError):
     """A folder that another process works in."""
 
-    passing = True
+    retryable = True
 
 
 class BuildError(FedshotError):
     """C kernels that could not be built: the compiler was killed, or lacked memory, disk or time.
 
-    `passing` is False: if memory never suffices, a supervisor would restart the run forever.
+    `retryable` is False: if memory never suffices, a supervisor would restart the run forever.
     """
 
 
@@ -57,7 +57,7 @@ class QuorumError(FedshotError):
     `reason` is the message without the sentences on what the user can do.
     """
 
-    passing = True
+    retryable = True
 
     def __init__(self, reason: str, fix: str = "") -> None:
         super().__init__(f"{reason} {fix}".rstrip())
@@ -67,19 +67,19 @@ class QuorumError(FedshotError):
 class DivergenceError(QuorumError):
     """Too few usable replies, most of them because values were not finite or too large."""
 
-    passing = False
+    retryable = False
 
 
 class ServerGoneError(FedshotError):
     """A server that does not answer."""
 
-    passing = True
+    retryable = True
 
 
 class AbsentError(FedshotError):
     """Clients that no connected node hosts."""
 
-    passing = True
+    retryable = True
 
 
 class MethodError(FedshotError, ValueError):

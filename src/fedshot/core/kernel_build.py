@@ -51,8 +51,8 @@ _TRAITS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "is
 _SLOW = 30.0  # seconds after which a notice is printed
 _LIMIT = 1800.0  # seconds after which the compiler counts as hung; usually it takes about twenty
 # Errors that may be gone on another try: error numbers, and words of the compiler's messages.
-_PASSING = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
-_PASSING_WORDS = (
+_TEMPORARY = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+_TEMPORARY_WORDS = (
     "killed", "terminated program", "no space left", "cannot allocate", "out of memory",
     "memory exhausted",
 )  # fmt: skip
@@ -77,7 +77,7 @@ def library() -> ctypes.CDLL | None:
                 return _built(compiler)
         except (OSError, AttributeError, subprocess.SubprocessError) as error:
             why.append(f"{shlex.join(compiler)}: {_reason(error)}")
-            if _may_pass(error):
+            if _is_temporary(error):
                 raise BuildError(
                     f"the C kernels cannot be built for now ({why[-1]}). Try again with more "
                     "memory or disk free, or set FEDSHOT_KERNELS=off to run without them; results "
@@ -239,14 +239,14 @@ def _run(command: list[str], given: bytes) -> bytes:
     ).stdout
 
 
-def _may_pass(error: Exception) -> bool:
+def _is_temporary(error: Exception) -> bool:
     """Whether a failed build may succeed when it is tried again."""
     if isinstance(error, subprocess.CalledProcessError):
         said = error.stderr.decode(errors="replace").lower()
-        return error.returncode < 0 or any(words in said for words in _PASSING_WORDS)
+        return error.returncode < 0 or any(words in said for words in _TEMPORARY_WORDS)
     if isinstance(error, subprocess.TimeoutExpired):
         return True
-    return isinstance(error, OSError) and error.errno in _PASSING
+    return isinstance(error, OSError) and error.errno in _TEMPORARY
 
 
 def _reason(error: Exception) -> str:

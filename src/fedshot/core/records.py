@@ -31,6 +31,8 @@ DEEPEST = 32
 _MOST_BYTES = 64 << 20
 _MOST_VALUES = 5_000_000  # a list of empty lists takes thirty times the memory of its text
 _MOST_LINES = 2 << 30  # most bytes of a file with one record per line
+# pydantic's error types for a missing key; its older versions give the second for named tuples.
+_MISSING = ("missing", "missing_argument")
 _FIND_LINE = 256 << 10  # the line of a key is only searched in texts of at most this many bytes
 
 Whole: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
@@ -165,7 +167,7 @@ def _check(value: Any, schema: Any) -> None:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         location, said = first["loc"], first["msg"]
-        if first["type"] == "missing":
+        if first["type"] in _MISSING:
             raise _DamageError(f"has no {location[-1]!r}", location[:-1]) from None
         why = f"is {reprlib.repr(first['input'])}; {said[:1].lower()}{said[1:]}"
         raise _DamageError(why, _keys(value, location)) from None

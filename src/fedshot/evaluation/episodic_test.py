@@ -289,7 +289,10 @@ class Score:
 
 
 HalfWidth: TypeAlias = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
-"""Half-width of an interval of accuracies in [0, 1]; it may exceed 1: 6.4 for episodes 0 and 1."""
+"""Half-width of the confidence interval of a mean accuracy.
+
+It may exceed 1: for two episodes with accuracies 0 and 1 it is 6.4.
+"""
 
 
 class ScoreFields(TypedDict):

@@ -91,7 +91,7 @@ class DatasetInfo:
         `rows` are the dataset's base, validation and novel rows. `dealt` and `clients` become the
         fields of the same name.
         """
-        base, validation, novel = classes_of(dataset, rows)
+        base, validation, novel = split_classes(dataset, rows)
         x = dataset.x
         return cls(
             dataset.name,
@@ -161,7 +161,7 @@ class DatasetInfo:
         return cls(**known)
 
 
-def classes_of(dataset: Dataset, rows: RowSplit) -> Classes:
+def split_classes(dataset: Dataset, rows: RowSplit) -> Classes:
     """Return the class numbers of the base, validation and novel classes."""
     base, validation, novel = (
         tuple(np.unique(dataset.y[part]).tolist())

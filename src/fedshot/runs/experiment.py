@@ -84,7 +84,7 @@ class Experiment:
             "prepared", prepared, PreparedRun, "Make one with PreparedRun(Config.of(settings))."
         )
         folder = as_path("folder", folder)
-        self.prepared, self.folder, self._keep_looks = prepared, folder, keep_validated
+        self.prepared, self.folder, self._keep_validated = prepared, folder, keep_validated
         self.config, self.method = prepared.config, prepared.method
         self.recorder = Recorder(folder)
         self.checkpoints = run_folder.checkpoints(folder)
@@ -330,7 +330,7 @@ class Experiment:
         if self._lock is not None:
             self._lock.check()  # so that no two processes write to one folder
         self.recorder.append(done)
-        if due or round == self.best_round or (validation and self._keep_looks):
+        if due or round == self.best_round or (validation and self._keep_validated):
             self._save()
         return done
 
@@ -396,7 +396,7 @@ class Experiment:
         self.checkpoints.write(self.round, self.server, notes)
         self.recorder.write("ledger.json", self.meter.to_json(), sync=False)  # as in notes
         keep = {self.round, self.best_round, *held[-1:]}
-        if self._keep_looks:
+        if self._keep_validated:
             keep |= {round for round in held if round % self.config.run.validate_every == 0}
         self.checkpoints.prune(keep)
         self._started = True
@@ -428,7 +428,7 @@ class Experiment:
         if held is None:
             return
         names = self.prepared.dataset.class_names
-        now = dataset_info.classes_of(self.prepared.dataset, self.prepared.rows)
+        now = dataset_info.split_classes(self.prepared.dataset, self.prepared.rows)
         for part, before, after in zip(("base", "validation", "novel"), held, now, strict=True):
             if before == after or (part == "base" and not (before and after)):
                 continue
@@ -469,8 +469,9 @@ class Experiment:
         key = self.prepared.key.at("round", round, "exam")
         device = self.config.run.device
         server = tree.to(server, torch.device(device))
-        answers = self.method.evaluate(server, clients, episodic_test.eval_episodes.on(device), key)
-        return score(answers, episodic_test, transductive=self.method.traits.transductive)
+        eval_episodes = episodic_test.eval_episodes.on(device)
+        predictions = self.method.evaluate(server, clients, eval_episodes, key)
+        return score(predictions, episodic_test, transductive=self.method.traits.transductive)
 
     def _clients(self, round: int, phase: Literal["train", "evaluate"]) -> Clients:
         run, everyone = self.config.run, self.prepared.clients

@@ -227,9 +227,7 @@ class PreparedRun(FederatedDataset):
             raise ConfigError(
                 f"run.fleet is 'vectorised', and {traits.unstackable}, or run.fleet to 'threads'."
             )
-        tested = np.concatenate([self.rows.validation, self.rows.novel])
-        has_novel = not self.own_tests and not set(self.classes_of(tested)) <= {*self.base_classes}
-        if traits.base_classes_only and has_novel:
+        if traits.base_classes_only and self._tests_novel_classes():
             labels = " with episode.labels 'global'" if config.episode.labels == "global" else ""
             raise ConfigError(
                 f"method {config.settings['method']['name']!r}{labels} can predict only classes "
@@ -252,6 +250,11 @@ class PreparedRun(FederatedDataset):
         if len(self.rows.validation):
             self.validation = self._test("validation")
         self.test = self._test("novel")
+
+    def _tests_novel_classes(self) -> bool:
+        """Whether validation or test has classes that are not base classes."""
+        tested = np.concatenate([self.rows.validation, self.rows.novel])
+        return not self.own_tests and not set(self.classes_of(tested)) <= {*self.base_classes}
 
     def notices(self) -> list[str]:
         """Return messages for the user before round 1, with warnings of the method."""

@@ -23,14 +23,14 @@ _MAX_NAMES = 40  # maximum number of class names in a card
 
 def card_facts(run: TrainedRun) -> dict[str, str]:
     """Return facts about the model as texts, keyed by name."""
-    settings, facts = run.config.settings, run.dataset_info
+    settings, info = run.config.settings, run.dataset_info
     test = result_of(run)
     return {
         "run": settings["name"],
         "method": f"{run.method.name}, {settings['model']['backbone']['name']}",
         "round": f"{run.round} of {run.trained_rounds} trained",
-        "trained on": f"{facts.examples:,} examples of {len(facts.base)} classes of {facts.name}, "
-        f"at {len(facts.clients)} clients",
+        "trained on": f"{info.examples:,} examples of {len(info.base)} classes of {info.name}, "
+        f"at {len(info.clients)} clients",
         "test": _accuracy(run, test) if test else "not tested yet",
         **({"not honest": "; ".join(marks)} if (marks := protocol_of(run).marks) else {}),
     }
@@ -64,22 +64,22 @@ def card_text(
     licence: str | None,
 ) -> str:
     """Return the model card as Markdown; `encoders` are the encoder's files, one per format."""
-    settings, facts = run.config.settings, run.dataset_info
+    settings, info = run.config.settings, run.dataset_info
     lines = [
         f"# {code(settings['name'])}: an encoder for few-shot recognition",
         "",
-        f"Maps {'texts' if facts.is_text else 'images'} to features that separate classes, given a "
+        f"Maps {'texts' if info.is_text else 'images'} to features that separate classes, given a "
         f"few examples of each. {CARD} {__version__}; files: {', '.join(files)}.",
         *(f"\n**{mark}.**" for mark in protocol_of(run).marks),
         "",
         "## Data",
         "",
-        f"- Data set: {code(facts.name)} (source `{settings['data']['name']}`), content hash "
-        f"`{facts.digest[:16]}`.",
+        f"- Data set: {code(info.name)} (source `{settings['data']['name']}`), content hash "
+        f"`{info.digest[:16]}`.",
         f"- Licence of the data: {licence or _licence(run)}.",
-        f"- Trained on {facts.examples:,} examples of {len(facts.base)} base classes, which stayed "
-        f"with {len(facts.clients)} clients (partition `{settings['partition']['name']}`).",
-        f"- Base classes: {_names(run, facts.base)}.",
+        f"- Trained on {info.examples:,} examples of {len(info.base)} base classes, which stayed "
+        f"with {len(info.clients)} clients (partition `{settings['partition']['name']}`).",
+        f"- Base classes: {_names(run, info.base)}.",
         *_parts(run),
         "",
         "## Method",
@@ -109,11 +109,11 @@ def card_text(
 
 def _parts(run: TrainedRun) -> list[str]:
     """Return the lines on the data used to choose the round and on the data of the test."""
-    facts, protocol = run.dataset_info, protocol_of(run)
+    info, protocol = run.dataset_info, protocol_of(run)
     by = (result_of(run) or {}).get("chosen_by", run.config.run.choose)
     if by in ("best_on_test_classes", "test classes"):
         chosen = "chosen by the test itself, so the accuracy below is NOT HONEST"
-    elif by.startswith("last") or not (protocol.own or facts.validation):
+    elif by.startswith("last") or not (protocol.own or info.validation):
         chosen = "the last one"
     elif protocol.own:
         chosen = "chosen by held-out images of the clients' own classes"
@@ -127,9 +127,9 @@ def _parts(run: TrainedRun) -> list[str]:
     of_users = " of the users" if protocol.users else ""
     return [
         *lines,
-        f"- Validation classes{of_users}: {_names(run, facts.validation)}.",
+        f"- Validation classes{of_users}: {_names(run, info.validation)}.",
         f"- {'Classes of the test users' if protocol.users else 'Novel classes, for the test'}: "
-        f"{_names(run, facts.novel)}.",
+        f"{_names(run, info.novel)}.",
     ]
 
 

@@ -64,7 +64,7 @@ def measure(
         raise ConfigError(f"episodes is {episodes}; expected at least 4, half of them to measure.")
     rows = run.federated.rows.validation
     dataset = run.federated.dataset
-    classes = np.unique(dataset.y[rows]).tolist()
+    classes = run.federated.classes_of(rows)
     if not classes and not run.dataset_info.novel:
         raise ConfigError(
             f"{run.folder} tests its clients on their own classes and has no validation classes to "

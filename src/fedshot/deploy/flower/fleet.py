@@ -63,13 +63,14 @@ class FlowerFleet(Wrapper):
         local: fleet on the server's machine, for work that involves no client.
         transport: sends messages to the nodes.
         setup: description of the run for the nodes.
-        session: number of this session (a start or resume of the run), higher than all before.
+        session: number of this session. Each start or resume of the run begins a session, with a
+            higher number than all earlier sessions of the run.
         keeps_state: whether the method's clients have private states.
         deadline: seconds to wait for the replies of an exchange.
         limits: bounds on received messages.
         tell: logs dropped replies and rejected nodes.
-        entries: returns, by node name, the clients that the operator has registered for the node;
-            None if nodes have no keys.
+        entries: returns the operator's entry of each node, by node name; None if nodes have no
+            keys.
         sizes: number of examples of each client, as far as the server knows.
     """
 
@@ -188,7 +189,7 @@ class FlowerFleet(Wrapper):
             registry.add_order(node, "seal", round, sorted(kept | {node.base[0]}))
         for incoming, name in self._send_orders(self._deadline):
             if incoming.reason:
-                self._tell(f"node {name} has not sealed round {round}: {incoming.reason}")
+                self._tell(f"node {name} has not committed round {round}: {incoming.reason}")
         registry.bases |= {node.name: node.base for node in registry}
         bases = dict(sorted(registry.bases.items()))
         registry.set_owners({client: node.name for node in registry for client in node.clients})

@@ -57,7 +57,8 @@ def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = Fa
     make_private_folder(server_folder.folder)
     if not (server_folder.folder / CERTIFICATE).exists():
         make_server_keys(server_folder.folder, ["localhost", "127.0.0.1"])
-    shutil.rmtree(server_folder.nodes, ignore_errors=True)  # recreated by `admit` below
+    if server_folder.nodes.exists():
+        shutil.rmtree(server_folder.nodes)  # recreated by `admit` below
     for old in folder.glob("node-*/data" if not begun else "node-*/data.partial"):
         shutil.rmtree(old)
     for i, clients in enumerate(shares):
@@ -70,7 +71,8 @@ def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = Fa
         admit(server_folder.nodes, node.name, public, ",".join(map(str, clients)), None)
         data, partial = node / "data", node / "data.partial"
         if not data.exists():
-            shutil.rmtree(partial, ignore_errors=True)
+            if partial.exists():
+                shutil.rmtree(partial)
             write_shards(partial, prepared.dataset, prepared.client_split.train, clients)
             partial.replace(data)
 

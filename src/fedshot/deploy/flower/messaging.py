@@ -1,4 +1,4 @@
-"""The server's messaging: send messages to nodes, wait for their replies, drop late replies."""
+"""The server's messaging: it sends messages to nodes, waits for replies and drops late ones."""
 
 from __future__ import annotations
 
@@ -71,9 +71,13 @@ def _unknown_run(error: Exception) -> int:
 
 
 class Messenger:
-    """Exchanges messages with the nodes of one run; `tell` logs replies that are dropped.
+    """Exchanges messages with the nodes of one run.
 
-    `sign` returns the proof that the server sent a message; None if nodes have no keys.
+    Args:
+        grid: Flower's connection to the server.
+        limits: bounds on messages.
+        tell: logs replies that are dropped.
+        sign: returns the proof that the server sent a message; None if nodes have no keys.
     """
 
     def __init__(
@@ -98,8 +102,8 @@ class Messenger:
     ) -> Iterator[Incoming]:
         """Send each node its message, and yield one `Incoming` per node as replies arrive.
 
-        Replies that arrive after `seconds` are not yielded. The next call of this method drops them
-        and logs a line for each.
+        After `seconds`, an `Incoming` without a message is yielded for every node that has not
+        replied. Later replies are dropped by the next call of this method, which logs each of them.
         """
         sent, unsent = self._send(wire_messages, seconds)
         for node, reason in unsent.items():
@@ -130,7 +134,11 @@ class Messenger:
     def _send(
         self, wire_messages: Mapping[int, WireMessage], seconds: float
     ) -> tuple[dict[str, _Sent], dict[int, str]]:
-        """Return message id -> sent message, and node -> reason for the messages not sent."""
+        """Send the messages.
+
+        Returns the sent messages by their id from Flower, and by node the reasons why other
+        messages could not be sent.
+        """
         ttl = seconds + _LATE_SECONDS
         sent: list[_Sent] = []
         unsent: dict[int, str] = {}

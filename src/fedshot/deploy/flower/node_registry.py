@@ -27,7 +27,8 @@ from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.deploy.flower.messages import Incoming, WireMessage, short
 from fedshot.deploy.flower.setup import Setup
 
-_MAX_CLIENTS = 1 << 20  # bound on client numbers, and on a client's examples
+_MAX_CLIENTS = 1 << 20  # client numbers are smaller
+_MAX_EXAMPLES = 1 << 20  # of one client
 _FIX = "Write it again with `fedshot flower keys --admit`"
 
 
@@ -67,8 +68,8 @@ def admit(nodes: Path, name: str, public: bytes, clients: str, examples: int | N
     this name.
     """
     entry = Entry(frozenset(parse_clients(clients)), examples)
-    if examples is not None and not 1 <= examples <= _MAX_CLIENTS:
-        raise ConfigError(f"--examples is {examples}; expected 1 to {_MAX_CLIENTS}.")
+    if examples is not None and not 1 <= examples <= _MAX_EXAMPLES:
+        raise ConfigError(f"--examples is {examples}; expected 1 to {_MAX_EXAMPLES}.")
     if not nodes.parent.is_dir():
         raise ConfigError(
             f"{nodes.parent} does not exist. Name the server's --folder, or make it with "
@@ -102,7 +103,7 @@ class _EntryRecord(TypedDict):
     __pydantic_config__ = {"extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
 
     clients: str
-    examples: NotRequired[Annotated[int, Field(ge=1, le=_MAX_CLIENTS)] | None]
+    examples: NotRequired[Annotated[int, Field(ge=1, le=_MAX_EXAMPLES)] | None]
 
 
 def _read_entry(path: Path) -> Entry:
@@ -201,6 +202,7 @@ class NodeRegistry:
     nodes: dict[str, Node] = field(default_factory=dict, init=False)
     bases: dict[str, Seal] = field(default_factory=dict, init=False)
     owners: dict[int, str] = field(default_factory=dict, init=False)  # of committed states
+    # Nodes that are left out: number -> reason, and time at which the node is asked again.
     _left_out: dict[int, tuple[str, float]] = field(default_factory=dict, init=False)
     _orders: int = field(default=0, init=False)
 
@@ -214,7 +216,7 @@ class NodeRegistry:
     def connected(self) -> dict[int, Node]:
         """Return the connected nodes by number, after asking new ones for their clients."""
         connected, now = self.transport.connected(), time.monotonic()
-        # Reason, and time to ask again, of each node that is left out.
+        # A node that has disconnected is asked again as soon as it reconnects.
         self._left_out = {n: why for n, why in self._left_out.items() if n in connected}
         new = {
             number: name

@@ -116,8 +116,10 @@ class Policy:
             raise PolicyError(self._describe("parts", f"part {short(others[0], 60)!r}"))
         if _GRADIENT in up and self.min_local_steps is not None and self.min_local_steps > 1:
             raise PolicyError(self._describe("min_local_steps", f"part {_GRADIENT!r}, of one step"))
+        if self.most_up_mb is None:
+            return
         size = tree.nbytes(dict(up))
-        if self.most_up_mb is not None and size > self.most_up_mb * _MB:
+        if size > self.most_up_mb * _MB:
             raise PolicyError(self._describe("most_up_mb", f"{size / _MB:.1f} MB"))
 
     def _describe(self, line: str, requested: str) -> str:

@@ -28,6 +28,7 @@ from fedshot.deploy.flower.messages import Limits
 
 CA, CERTIFICATE, KEY = "ca.pem", "server.pem", "server.key"
 _TOKEN = re.compile(rb"[0-9a-f]{64}")
+_NO_FAMILY = (errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)  # this machine has no IPv6, or no IPv4
 
 
 class _Address(TypedDict):
@@ -167,8 +168,9 @@ def check_free(host: str, port: int) -> None:
             try:
                 socket.create_server(address, family=family).close()
             except OSError as error:
-                if error.errno != errno.EAFNOSUPPORT:  # not on this machine
-                    raise
+                if error.errno not in _NO_FAMILY:
+                    # Without the address, which `create_server` adds to the text.
+                    raise OSError(error.errno, os.strerror(error.errno or 0)) from None
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(

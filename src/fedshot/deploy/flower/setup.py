@@ -47,7 +47,7 @@ class Setup:
     classes: tuple[StrictInt, ...]
     clients: Annotated[StrictInt, Field(ge=1)]
     data: dict[str, Any]
-    own: str = ""
+    own: str
 
     @classmethod
     def of(cls, run: str, prepared: PreparedRun) -> Setup:
@@ -77,7 +77,7 @@ class Setup:
         if found.get("fedshot") != __version__:
             raise ConfigError(
                 f"the server runs fedshot {str(found.get('fedshot'))[:40]}, this node "
-                f"{__version__}. Install the same version on both."
+                f"{__version__}. Install the same version of fedshot on both."
             )
         _check_draws(found.get("draws"))
         try:
@@ -143,7 +143,8 @@ def _check_draws(found: Any) -> None:
         versions = ", ".join(str(library)[:40] for library in libraries[:2])
         raise ConfigError(
             f"the server draws other random numbers ({versions}) from one seed than this node "
-            f"({', '.join(_LIBRARIES)}). Install the same versions on both."
+            f"({', '.join(_LIBRARIES)}). Install the same versions of fedshot, numpy and torch on "
+            "both."
         )
 
 

@@ -20,8 +20,8 @@ import re
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypedDict
 
+from fedshot.config.load import Config
 from fedshot.config.registry import difference
 from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError, FedshotError
@@ -89,15 +90,16 @@ class ClientRuntime:
         self._recovered = False
 
     @classmethod
-    def of(cls, setup: Setup, data: NodeData, folder: Path, workers: int) -> ClientRuntime:
-        """Return the runtime for a run that a server has announced.
+    def of(
+        cls, setup: Setup, config: Config, data: NodeData, folder: Path, workers: int
+    ) -> ClientRuntime:
+        """Return the runtime for a run that a server has announced; `config` is that of `setup`.
 
         Raises:
             ConfigError: the node's data do not fit the run.
             CheckpointError: the folder holds a run of the same name with another configuration.
         """
         setup.check(data)
-        config = setup.config()
         _check_settings(folder / "settings.json", config.settings)
         method = config.method(config.model.build(data.dataset), setup.classes, setup.clients)
         store, key = PrivateStore(folder / "clients"), Key(config.seed).at("clients")
@@ -130,50 +132,58 @@ class ClientRuntime:
         self._recovered = True
 
     def apply_orders(self, orders: list[Any]) -> None:
-        """Carry out the orders that this node has not yet carried out."""
-        for number, *order in orders:
-            if number <= self._done:
-                continue
+        """Carry out the orders that this node has not yet carried out.
+
+        Raises CodecError for an invalid order.
+        """
+        for order in orders:
             match order:
-                case ["drop", [int(round), int(step)], [*clients]]:
+                case [int(number), *_] if number <= self._done:
+                    continue
+                case [int(number), "drop", [int(round), int(step)], [*clients]] if _whole(clients):
                     for client in clients:
-                        self._store.drop(int(client), (round, step))
-                case ["void", int(round)]:
+                        self._store.drop(client, (round, step))
+                case [int(number), "void", int(round)]:
                     self._store.void(round)
-                case ["seal", int(round), [*keep]]:
-                    self._seal(round, [int(r) for r in keep])
+                case [int(number), "seal", int(round), [*keep]] if _whole(keep):
+                    self._seal(round, keep)
                 case _:
-                    raise CodecError(f"unknown order {short(order[0], 20)!r}")
+                    raise CodecError(f"invalid order {short(order, 60)}")
             self._done = number
-            if order[0] == "seal":
+            if order[1] == "seal":
                 self._write_session()
 
     @property
     def state(self) -> dict[str, Any]:
-        """Return what every reply says: session, last command, seal of the last committed round."""
+        """The session, the last order carried out and the last commit, as every reply has them."""
         return {"life": self._session, "done": self._done, "sealed": list(self._sealed)}
 
     def run_work(self, work: dict[str, Any], messages: dict[int, Tree]) -> Generator[Arrival]:
-        """Run the client work that `work` describes, for the clients in `messages`."""
-        name, phase = str(work["name"]), work["phase"]
+        """Run the client work that `work` describes, for the clients in `messages`.
+
+        Raises CodecError for invalid work.
+        """
+        with _received("the work"):
+            name, phase = str(work["name"]), work["phase"]
+            version = (int(work["version"][0]), int(work["version"][1]))
+            as_of = checked_seal(work["as_of"]) if work.get("as_of") else None
+            key = _key(work["key"])
         if not ClientWork(self._method, name).exists:
             raise CodecError(f"{self._method.name} has no client work {name[:60]!r}")
         if phase not in ("train", "evaluate"):
             raise CodecError(f"unknown phase {short(phase, 20)!r}")
         if unknown := sorted(set(messages) - self._clients):
             raise CodecError(f"this node does not hold client {unknown[0]}")
-        version = (int(work["version"][0]), int(work["version"][1]))
         if phase == "train" and version[0] <= self._sealed[0]:
             raise CodecError(
-                f"work of round {version[0]}, but round {self._sealed[0]} is already sealed"
+                f"work of round {version[0]}, but round {self._sealed[0]} is already committed"
             )
-        if work.get("as_of"):
-            self._open_seal(*checked_seal(work["as_of"]))
-            version = (work["as_of"][0], version[1])
-        root, *path = work["key"]
+        if as_of:
+            self._open_seal(*as_of)
+            version = (as_of[0], version[1])
         exchange = Exchange(
             ClientWork(self._method, name), PerClient(messages.__getitem__), tuple(messages), {},
-            Key(int(root), tuple(path)), version, phase,
+            key, version, phase,
         )  # fmt: skip
         with arithmetic(self._threads):
             yield from self._fleet.replies(exchange)
@@ -289,11 +299,9 @@ class Worker:
 
     def _handle(self, wire_message: WireMessage, reply: WireMessage) -> None:
         head = wire_message.head
-        try:
+        with _received("the head"):
             setup, session = Setup.from_json(head["setup"]), int(head["life"])
             base, orders = checked_seal(head["base"]), list(head["orders"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise CodecError(f"the head is incomplete: {error!r}") from None
         runtime = self._runtime(setup)
         if head.get("hello"):
             clients = list(self._data.clients)
@@ -310,9 +318,9 @@ class Worker:
         key = setup.key()
         held = self._runtimes.get(setup.run)
         if held is None or held[0] != key:
-            self._policy.check_run(setup.config(), setup.clients)  # before any file is written
-            folder = self._folder / setup.run
-            held = key, ClientRuntime.of(setup, self._data, folder, self._workers)
+            config, folder = setup.config(), self._folder / setup.run
+            self._policy.check_run(config, setup.clients)  # before any file is written
+            held = key, ClientRuntime.of(setup, config, self._data, folder, self._workers)
             self._runtimes = {setup.run: held}  # the states of other runs stay on disk
         return held[1]
 
@@ -324,17 +332,20 @@ def run_work(
     """Run the work that a message requests, and add the results to the reply.
 
     When the time that the policy allows is used up, the remaining clients are skipped and reported
-    as faults. Raises CodecError once the server no longer waits for the reply.
+    as faults. Raises CodecError for invalid work, and once the server no longer waits for the
+    reply.
     """
     begun = time.monotonic()
     head, work = wire_message.head, wire_message.head["work"]
-    clients = [int(client) for client in work["clients"]]
+    with _received("the work"):
+        clients = [int(client) for client in work["clients"]]
+        # Seconds for which the server waits for the reply.
+        deadline = float(head.get("sent", math.inf)) + float(head.get("within", math.inf))
+        remaining = deadline - time.time()
     if COMMON in wire_message.blocks:
         messages = dict.fromkeys(clients, wire_message.get(COMMON, limits))
     else:
         messages = {client: wire_message.get(f"c{client}", limits) for client in clients}
-    # Seconds for which the server waits for the reply.
-    remaining = head.get("sent", math.inf) + head.get("within", math.inf) - time.time()
     results = reply.head["results"] = {}
     with closing(runtime.run_work(work, messages)) as arrivals:
         for arrival in arrivals:
@@ -354,6 +365,26 @@ def run_work(
                 fault = {"fault": ["lost", str(error)]}
                 reply.head["results"] = {str(client): fault for client in messages} | results
                 break
+
+
+@contextmanager
+def _received(what: str) -> Iterator[None]:
+    """Turn errors in reading a part of a message into CodecError."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        raise CodecError(f"{what} is invalid: {short(repr(error))}") from None
+
+
+def _whole(numbers: list[Any]) -> bool:
+    return all(type(number) is int for number in numbers)
+
+
+def _key(parts: list[Any]) -> Key:
+    root, *path = parts
+    if type(root) is not int or not all(type(part) in (int, str) for part in path):
+        raise ValueError(f"key {short(parts, 60)}")
+    return Key(root, tuple(path))
 
 
 def without_paths(text: str) -> str:
