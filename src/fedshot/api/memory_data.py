@@ -212,25 +212,22 @@ def _texts(x: Any) -> list[str] | None:
 
 def _features(x: Any) -> Features | None:
     """Return features as float32 [n, d]; None if the examples are not rows of numbers."""
-    rows = x if isinstance(x, np.ndarray) else [_array(one) for one in x if _is_array(one)]
-    if isinstance(rows, list):
-        if len(rows) < len(x) or any(row.ndim != 1 for row in rows):
+    if isinstance(x, np.ndarray):
+        rows = x
+    else:
+        if not all(isinstance(one, np.ndarray | Tensor) and one.ndim == 1 for one in x):
             return None
-        widths = sorted({len(row) for row in rows})
+        widths = sorted({len(row) for row in x})
         if len(widths) > 1:
             raise DataError(
                 f"rows of features have {widths[0]} to {widths[-1]} numbers; expected as many in "
                 "each row."
             )
-        rows = np.stack(rows)
+        rows = np.stack([array_of(r, "the features") if isinstance(r, Tensor) else r for r in x])
     if rows.ndim != 2 or rows.dtype.kind not in "fiu":
         return None
     with np.errstate(over="ignore"):  # `Dataset` refuses infinity
         return np.ascontiguousarray(rows, dtype=np.float32)
-
-
-def _is_array(one: Any) -> bool:
-    return isinstance(one, np.ndarray | Tensor)
 
 
 def _pixels(x: Any, size: int | None, channels: int | None) -> Pixels:
