@@ -38,6 +38,7 @@ def test_another_name_is_refused():
         _ = fs.tarin
 
 
+@pytest.mark.slow
 def test_methods_are_listed_also_once_the_package_of_that_name_is_imported():
     program = "import fedshot as fs, fedshot.methods; print(len(fs.methods()), fs.methods.__name__)"
     count, name = said(program).split()

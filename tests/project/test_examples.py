@@ -1,4 +1,4 @@
-"""The examples run as they stand."""
+"""The examples run as they stand, the demo with a smaller encoder, fewer steps and episodes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,29 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+SMALLER = """
+import sys
+import glyphs
+
+full = glyphs.settings
+
+def settings(method, seed):
+    tree = full(method, seed)
+    tree["model"]["backbone"]["width"] = 4
+    tree["method"]["local_steps"] = 1
+    tree["test"] |= {"episodes": 40, "validation_episodes": 20}
+    return tree
+
+glyphs.settings = settings
+sys.exit(glyphs.main())
+"""
+
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_demo_prints_the_comparison_and_writes_the_page(tmp_path: Path) -> None:
-    words = [sys.executable, ROOT / "examples" / "glyphs.py", "--out", tmp_path / "demo"]
+    words = [sys.executable, "-c", SMALLER, "--out", tmp_path / "demo"]
     done = subprocess.run(
-        words, capture_output=True, text=True, check=False,
+        words, capture_output=True, text=True, check=False, cwd=ROOT / "examples",
         env=os.environ | {"COLUMNS": "80", "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -141,9 +141,8 @@ def test_ctrl_c_in_compiled_code_is_still_ctrl_c(
     assert "stopped" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "asked", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
 def test_what_stops_a_run_says_how_to_go_on(tmp_path: Path, asked: signal.Signals) -> None:
     config = written(tmp_path, {"run": {"rounds": 5000}})
     # A shell that runs the tests in the background lets its children ignore Ctrl-C; undo that.

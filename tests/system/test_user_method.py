@@ -44,6 +44,7 @@ RUN = "run --name mine --data digits --split.base 0-4 --split.novel 5-9 --model.
 SHORT = ["--method", "fl_proto_momentum", "--run.rounds", "2", "--test.episodes", "20"]
 
 
+@pytest.mark.slow
 def test_its_file_is_a_command_line_that_knows_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

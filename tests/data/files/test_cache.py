@@ -147,6 +147,7 @@ def test_two_processes_build_it_once(folder):
         assert process.exitcode == 0
 
 
+@pytest.mark.slow
 def test_a_builder_that_is_killed_leaves_nothing_that_counts(folder):
     context = multiprocessing.get_context("spawn")
     begun = context.Event()

@@ -193,6 +193,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 def test_a_forked_process_decodes_large_images() -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from covering import slow
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.nn.models.mode import Mode
@@ -88,7 +87,8 @@ def test_resnet12_equals_the_usual_modules_and_moves_statistics_alike(
     torch.testing.assert_close(got, twin.eval()(x), **EXACT)
 
 
-@pytest.mark.parametrize("norm", ["batch", *slow("capture", "given")])
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["batch", "capture", "given"])
 def test_resnet12_has_right_first_and_second_derivatives(norm: str) -> None:
     net = ResNet12((2, 2, 2, 2), dropblock=0.3)
     params, stats = net.init(Key(3), (4, 4, 1), torch.float64)
