@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.episodes.augment import Augment
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
 from fedshot.data.partitions.registry import PARTITIONS
@@ -210,8 +212,12 @@ def test_without_examples_new_classes_are_predicted_from_their_support_alone(
 
 @pytest.mark.parametrize(
     ("cls", "options", "word"),
-    [(FedCGS, {"shrinkage": 0.0}, "shrinkage"), (FED3R, {"ridge_lambda": -1.0}, "ridge_lambda")],
+    [
+        (FedCGS, {"shrinkage": 0.0}, "shrinkage"),
+        (FED3R, {"ridge_lambda": -1.0}, "ridge_lambda"),
+        (FedNCM, {"episode": replace(EPISODE, augment=Augment(flip=True))}, "as they are"),
+    ],
 )
-def test_an_option_out_of_range_is_refused(cls: Any, options: Any, word: str) -> None:
+def test_an_option_that_cannot_act_is_refused(cls: Any, options: Any, word: str) -> None:
     with pytest.raises(ConfigError, match=word):
-        cls(MODEL, EPISODE, BASE, **options)
+        cls(**{"model": MODEL, "episode": EPISODE, "classes": BASE, **options})

@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshot.core import tree
+from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -112,6 +112,13 @@ class OneRoundMethod(Method[OneRoundState]):
     classes: tuple[int, ...]
     normalize: bool = True
 
+    def __post_init__(self) -> None:
+        if self.episode.augment.active:
+            raise ConfigError(
+                f"episode.augment is set, and {self.name} sums the features of the examples as "
+                "they are. Remove it."
+            )
+
     @property
     def traits(self) -> Traits:
         """What the method can do and what it needs."""
@@ -137,8 +144,8 @@ class OneRoundMethod(Method[OneRoundState]):
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return the private state of a client that has not uploaded yet."""
-        del client, key
-        return {"left": torch.tensor(1.0, dtype=torch.float64)}
+        del key
+        return {"client": torch.tensor(client), "uploads": torch.tensor(0)}
 
     def draw(self, data: ClientData, key: Key) -> Batch:
         """Return all examples of the client."""
@@ -154,16 +161,13 @@ class OneRoundMethod(Method[OneRoundState]):
         ]
         h = torch.cat(blocks)
         n, d = len(self.classes), h.shape[1]
-        left = private["left"]
-        member = members(drawn.y, n)
-        row, column = torch.triu_indices(d, d, device=h.device)
-        products = (h.T @ h)[row, column] if self.needs_products else h.new_zeros(0)
-        up = {
-            "counts": member.sum(1) * left.long(),
-            "sums": member.to(h.dtype) @ h * left,
-            "products": products * left,
-        }
-        return Reply(up, {"left": torch.zeros_like(left)}, len(h), {"examples": left * len(h)})
+        new = private["uploads"] == 0
+        member = members(drawn.y, n) & new
+        up = {"counts": member.sum(1), "sums": member.to(h.dtype) @ h}
+        if self.needs_products:
+            row, column = torch.triu_indices(d, d, device=h.device)
+            up["products"] = (h.T @ h)[row, column] * new
+        return Reply(up, {**private, "uploads": private["uploads"] + 1}, len(h))
 
     def _features(self, params: Tree, stats: Tree, x: Tensor) -> Tensor:
         """Return the features of examples in float64."""
@@ -178,15 +182,18 @@ class OneRoundMethod(Method[OneRoundState]):
         self, server: OneRoundState, clients: Clients, key: Key
     ) -> tuple[OneRoundState, Mapping[str, float]]:
         """Add the sums of the cohort's clients that have not been counted."""
+        total = server.total
+        parts = {"counts": total.counts, "sums": total.sums}
+        if self.needs_products:
+            parts["products"] = total.products
         got = clients.exchange(
             self.sum_features,
             {"theta": server.theta, "stats": server.stats},
             to=clients.sample(key),
-            reduce={name: Sum(like, OF_FEATURES) for name, like in server.total._asdict().items()},
+            reduce={name: Sum(like, OF_FEATURES) for name, like in parts.items()},
             key=key,
         )
-        total = FeatureSums(*(tree.add(old, got[name]) for name, old in
-                              server.total._asdict().items()))  # fmt: skip
+        total = total._replace(**{name: part + got[name] for name, part in parts.items()})
         return server._replace(total=total), {"examples": float(total.counts.sum())}
 
     def evaluate(

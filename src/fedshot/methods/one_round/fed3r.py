@@ -35,6 +35,7 @@ class FED3R(OneRoundMethod):
     ridge_lambda: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.ridge_lambda < float("inf"):
             raise ConfigError(
                 f"ridge_lambda is {self.ridge_lambda}; expected a finite number above 0."

@@ -39,6 +39,7 @@ class FedCGS(OneRoundMethod):
     shrinkage: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.shrinkage is not None and not 0 < self.shrinkage <= 1:
             raise ConfigError(
                 f"shrinkage is {self.shrinkage}; expected a number above 0 and at most 1, or null "
