@@ -266,7 +266,8 @@ def _image(one: Any, i: int, size: int | None, channels: int | None) -> Pixels:
     if not isinstance(one, np.ndarray) or one.ndim not in (2, 3):
         raise DataError(
             f"example {i} is of type {type(one).__name__}; expected an image (an array [H, W] or "
-            "[H, W, C], a PIL image, a path, or bytes of a file), or a text."
+            "[H, W, C], a PIL image, a path, or bytes of a file), a text, or "
+            "features (an array [d])."
         )
     pixels = as_bytes(one, f"image {i}")
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels

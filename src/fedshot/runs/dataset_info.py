@@ -38,7 +38,7 @@ class _InfoNote(TypedDict):
 
     name: str
     digest: str
-    shape: Annotated[list[Annotated[int, Field(ge=1, lt=2**16)]], Field(min_length=1, max_length=3)]
+    shape: Annotated[list[Annotated[int, Field(ge=1, lt=2**24)]], Field(min_length=1, max_length=3)]
     class_names: list[str]
     base: list[Whole]
     validation: list[Whole]

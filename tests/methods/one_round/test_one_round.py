@@ -121,6 +121,7 @@ def test_fedcgs_is_scikit_learns_linear_discriminant_of_the_pooled_data(
     covariance = run.method.covariance(run.server.total).numpy()  # type: ignore[attr-defined]
     assert abs(covariance - pooled.covariance_).max() < 1e-10 * abs(covariance).max()
     found = run.logits(of_base_classes()).numpy()
+    wanted -= wanted.max(axis=1, keepdims=True)
     assert abs(found - wanted).max() < 1e-10 * abs(wanted).max()
 
 
@@ -174,6 +175,21 @@ def test_the_estimated_shrinkage_is_scikit_learns(tmp_path: Path) -> None:
     wanted, _ = oas(X - means[Y], assume_centered=True)
     found = run.method.covariance(run.server.total).numpy()  # type: ignore[attr-defined]
     np.testing.assert_allclose(found, wanted, rtol=1e-9)
+
+
+def test_one_example_of_each_class_has_no_covariance(tmp_path: Path) -> None:
+    rows = [DATA.images_of([c])[:1] for c in BASE]
+    for shrinkage in (None, 0.1):
+        method = FedCGS(MODEL, EPISODE, BASE, shrinkage=shrinkage)
+        run = Federation(method, rows, tmp_path / str(shrinkage))
+        run.round()
+        torch.testing.assert_close(method.covariance(run.server.total), torch.eye(D).double())
+
+
+def test_a_backbone_with_random_weights_is_told(tmp_path: Path) -> None:
+    (warning,) = FedNCM(replace(MODEL, backbone=MLP((4,))), EPISODE, BASE).traits.warnings
+    assert "random initial weights" in warning
+    assert not FedNCM(MODEL, EPISODE, BASE).traits.warnings
 
 
 @pytest.mark.parametrize("center", [True, False])

@@ -29,7 +29,7 @@ from fedshot.learners.learner import EvalEpisode, episode_features
 from fedshot.nn.masking import mask_logits
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.prototypes import members, unit_rows
-from fedshot.protocol.averaging import OF_FEATURES
+from fedshot.protocol.averaging import OF_EXAMPLES, OF_FEATURES
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import Method, Prediction, Traits, predict_at_server
@@ -104,7 +104,8 @@ class OneRoundMethod(Method[OneRoundState]):
         model: backbone, which keeps its initial weights; a head is not used.
         episode: not used.
         classes: the base classes, as class indices of the dataset.
-        normalize: whether features are scaled to length 1 before they are summed.
+        normalize: whether features are scaled to length 1 before they are summed. If not, a client
+            whose sums exceed 2^26 is refused.
     """
 
     trains_on_episodes: ClassVar[bool] = False
@@ -118,11 +119,20 @@ class OneRoundMethod(Method[OneRoundState]):
                 f"episode.augment is set, and {self.name} sums the features of the examples as "
                 "they are. Remove it."
             )
+        if len(self.model.backbone.norm_policies) > 1 and self.model.norm_policy != "running":
+            raise ConfigError(
+                f"model.norm_policy is {self.model.norm_policy!r}, with which features depend on "
+                f"other examples; {self.name} needs 'running'."
+            )
 
     @property
     def traits(self) -> Traits:
         """What the method can do and what it needs."""
-        return replace(super().traits, adds_examples=True)
+        warnings = super().traits.warnings
+        if getattr(self.model.backbone, "hidden", None) != ():
+            text = f"{self.name} trains nothing: the backbone keeps its random initial weights"
+            warnings += (f"{text}. For given features, set model.backbone to mlp with hidden [].",)
+        return replace(super().traits, adds_examples=True, warnings=warnings)
 
     @property
     @abstractmethod
@@ -182,7 +192,7 @@ class OneRoundMethod(Method[OneRoundState]):
         self, server: OneRoundState, clients: Clients, key: Key
     ) -> tuple[OneRoundState, Mapping[str, float]]:
         """Add the sums of the cohort's clients that have not been counted."""
-        total = server.total
+        total, limit = server.total, OF_FEATURES if self.normalize else OF_EXAMPLES
         parts = {"counts": total.counts, "sums": total.sums}
         if self.needs_products:
             parts["products"] = total.products
@@ -190,7 +200,7 @@ class OneRoundMethod(Method[OneRoundState]):
             self.sum_features,
             {"theta": server.theta, "stats": server.stats},
             to=clients.sample(key),
-            reduce={name: Sum(like, OF_FEATURES) for name, like in parts.items()},
+            reduce={name: Sum(like, limit) for name, like in parts.items()},
             key=key,
         )
         total = total._replace(**{name: part + got[name] for name, part in parts.items()})

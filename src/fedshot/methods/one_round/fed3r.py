@@ -4,8 +4,9 @@ Source: Fani et al. 2024, Accelerating Heterogeneous Federated Learning with Clo
 Classifiers (ICML): the weights of all classes are W = (A + lambda I)^-1 B, with A the sum of h h^T
 and column c of B the sum of h over class c, both added up over the clients.
 Symbols: A, B as above; lambda `ridge_lambda`; X the support features of new classes.
-Departures from the paper: the recursion over new clients is the plain sum; random features and
-fine-tuning are left out. Each new class adds its support features to A and a column to B, as
+Departures from the paper: the recursion over new clients is the plain sum; random features,
+fine-tuning, and what the authors' code can add (an intercept, columns of W scaled to length 1) are
+left out. Each new class adds its support features to A and a column to B, as
 recursive ridge regression adds classes; base examples are then negative examples of new classes.
 """
 

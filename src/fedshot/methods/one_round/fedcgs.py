@@ -7,9 +7,10 @@ the linear discriminant of the pooled data. The shrinkage is Chen et al. 2010, S
 for MMSE Covariance Estimation (OAS).
 Symbols: n_c, mu_c number and mean of class c; Sigma = sum_c sum_(h of c) (h - mu_c)(h - mu_c)^T / n
 the covariance within classes.
-Departures from the paper: all classes are equally likely; Sigma is shrunk towards a multiple of the
-identity, because with fewer examples than features it has no inverse. A new class has the mean of
-its support set, and the covariance of the base classes.
+Departures from the paper: Sigma is the covariance within classes, where the authors' code takes
+that of all features; all classes are equally likely; features are scaled to length 1 by default.
+Sigma is shrunk towards a multiple of the identity, because with fewer examples than features it has
+no inverse. A new class has the mean of its support set, and the covariance of the base classes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from torch import Tensor
 
 from fedshot.core.errors import ConfigError
 from fedshot.methods.one_round.feature_sums import FeatureSums, Labelled, OneRoundMethod
+
+_ROUNDING = 1e-8  # share of the squared features below which a covariance is rounding
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,10 @@ class FedCGS(OneRoundMethod):
         return True
 
     def classifier(self, total: FeatureSums) -> Callable[[Labelled, Tensor], Tensor]:
-        """Return the function that computes h^T Sigma^-1 mu_c - mu_c^T Sigma^-1 mu_c / 2."""
+        """Return the function that computes h^T Sigma^-1 mu_c - mu_c^T Sigma^-1 mu_c / 2.
+
+        The largest logit of a query is subtracted from all of its logits.
+        """
         factor = torch.linalg.cholesky(self.covariance(total))
 
         def logits(labelled: Labelled, query: Tensor) -> Tensor:
@@ -60,26 +66,32 @@ class FedCGS(OneRoundMethod):
             means = torch.linalg.solve_triangular(factor, labelled.means().T, upper=False)
             h = torch.linalg.solve_triangular(factor, query.T, upper=False)
             found: Tensor = h.T @ means - means.square().sum(0) / 2
-            return found
+            return found - found.amax(1, keepdim=True)  # small numbers survive a cast to float32
 
         return logits
 
     def covariance(self, total: FeatureSums) -> Tensor:
-        """Return the shrunk covariance within classes, [d, d]; the identity without examples."""
+        """Return the shrunk covariance within classes, [d, d].
+
+        It is the identity if no class has two different examples.
+        """
         n, d = int(total.counts.sum()), total.sums.shape[1]
         identity = torch.eye(d, dtype=total.sums.dtype, device=total.sums.device)
         counts = total.counts.to(total.sums.dtype).clamp_min(1.0)
         between = (total.sums / counts[:, None]).T @ total.sums
         sigma = (total.moment() - between) / max(1, n)
         scale = float(sigma.trace()) / d
-        if not scale > 0:
+        if not scale * d * n > _ROUNDING * float(total.moment().trace()):
             return identity
         s = _oas(sigma, n) if self.shrinkage is None else self.shrinkage
         return (1 - s) * sigma + s * scale * identity
 
 
 def _oas(sigma: Tensor, n: int) -> float:
-    """Return the oracle-approximating shrinkage of a covariance [d, d] of n examples, in [0, 1]."""
+    """Return the oracle-approximating shrinkage of a covariance [d, d] of n examples, in [0, 1].
+
+    As in scikit-learn, terms of Chen et al. that vanish for large d are left out.
+    """
     d = len(sigma)
     squares = float(sigma.square().sum()) / d**2  # tr(Sigma^2) / d^2
     mean = (float(sigma.trace()) / d) ** 2

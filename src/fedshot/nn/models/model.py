@@ -93,7 +93,8 @@ class Model:
         if given not in takes:
             raise ConfigError(
                 f"{type(self.backbone).__name__} takes {' or '.join(takes)}, but the data are "
-                f"{given}. Choose a model.backbone for {given}, or other data."
+                f"{given}. Choose a model.backbone for {given}"
+                f"{', such as mlp,' if given == 'features' else ','} or other data."
             )
 
     @property
