@@ -42,12 +42,12 @@ class Noted(Wrapper):
 
     def __init__(self, fleet: Sequential) -> None:
         super().__init__(fleet)
-        self.host, self.visits = fleet.host, []  # type: ignore[var-annotated]
+        self.host, self.updates = fleet.host, []  # type: ignore[var-annotated]
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         for client in exchange.to:
             drawn = exchange.work.draw(self.host.data(client), exchange.client_key(client))
-            self.visits.append((exchange.work, exchange.message(client), drawn))
+            self.updates.append((exchange.work, exchange.message(client), drawn))
         return self.fleet.replies(exchange)
 
 
@@ -65,15 +65,15 @@ class RecipeRunner:
             self.model, SPEC, base, True, variant, inner_rounds=ROUNDS, refresh=refresh
         )
         indices = np.arange(len(dataset))
-        deal = Redealt(CLIENTS, by).assign(dataset, indices, Key(0), SPEC)
+        split = Redealt(CLIENTS, by).assign(dataset, indices, Key(0), SPEC)
         store = PrivateStore(folder / f"{by}-{variant}-{refresh}")
-        self.fleet = Sequential(Host(self.method, dataset, deal.train, store, Key(1)))
+        self.fleet = Sequential(Host(self.method, dataset, split.train, store, Key(1)))
         self.server, self.t = self.method.init(Key(2)), 0
         noted = Noted(self.fleet)
         self._play(Guard(Meter(noted)), 0)  # type: ignore[arg-type]
-        self.visits = noted.visits
-        self.images = [d.support_x for _, _, d in self.visits[: CLIENTS * ROUNDS]]
-        self.images += [d.query_x for _, _, d in self.visits[-CLIENTS:]]
+        self.updates = noted.updates
+        self.images = [d.support_x for _, _, d in self.updates[: CLIENTS * ROUNDS]]
+        self.images += [d.query_x for _, _, d in self.updates[-CLIENTS:]]
 
     def _play(self, fleet: Guard, t: int) -> None:
         clients = Clients(fleet, range(CLIENTS), quorum=1.0, round=1)
@@ -88,13 +88,13 @@ class RecipeRunner:
     def work(self) -> None:
         """Do what the clients of one episode do, and nothing else."""
         with arithmetic(1):
-            for work, down, drawn in self.visits:
+            for work, down, drawn in self.updates:
                 work(down, {}, drawn)
 
-    def bare(self, *, census: bool) -> None:
+    def bare(self, *, prototypes: bool) -> None:
         """Pass the same images forward and back, R + 1 times for each client.
 
-        With `census` also those passes that make new prototypes, which are forward alone.
+        With `prototypes` also those passes that make new prototypes, which are forward alone.
         """
         phi = self.server.phi
 
@@ -105,7 +105,7 @@ class RecipeRunner:
             for x in self.images:
                 value_and_grad(partial(loss, x), phi)
             with torch.no_grad():
-                for x in self.images[:CLIENTS] if census else ():
+                for x in self.images[:CLIENTS] if prototypes else ():
                     loss(x, phi)
 
 
@@ -118,9 +118,9 @@ def few_rounds(by: str, variant: str, refresh: bool, options: Options) -> Result
         f"back{extra}, 1 thread, one worker"
     )
     bench = RecipeRunner(by, variant, refresh, options.folder)
-    everyone = [Contestant("bare passes", timed(partial(bench.bare, census=False)))]
+    everyone = [Contestant("bare passes", timed(partial(bench.bare, prototypes=False)))]
     if refresh:
-        every = timed(partial(bench.bare, census=True))
+        every = timed(partial(bench.bare, prototypes=True))
         everyone.append(Contestant("these, and forward for new prototypes", every))
     everyone += [
         Contestant("the clients' work alone", timed(bench.work)),

@@ -2,23 +2,24 @@
 
     python benchmarks/findings.py docs/findings
 
-A figure shows, for each row, the mean test accuracy of a cell and its 95 % interval over episodes
-(or clients); seeds of a cell are averaged episode by episode.
+A figure shows, for each row, the mean test accuracy of a cell and its 95 % interval over episodes,
+as the tables of results do; seeds of a cell are averaged episode by episode.
 """
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import matplotlib as mpl
-import numpy as np
 from matplotlib.figure import Figure
-from scipy.stats import t
+
+from fedshot.recipes.results import CellResult, read
+from fedshot.reports.figure_export import INK, PALETTE, drawing
 
 RESULTS = Path(__file__).parents[1] / "results"
-BLUE, GREY = "#1f6fb4", "#8a8f98"
 
 # Runs that are not cells of a recipe; docs/lessons.md has their commands.
 SAME_STEP = (69.5, 0.6)
@@ -93,74 +94,54 @@ FIGURES: dict[str, tuple[str, list[Row], str]] = {
 }  # fmt: skip
 
 
-def scores(cell: str) -> dict[str, np.ndarray]:
-    """Return, for each seed of a cell, the accuracies over episodes (or clients) in percent."""
-    seeds = json.loads((RESULTS / f"{cell}.json").read_text(encoding="utf-8"))["seeds"]
-    found = {}
-    for name, seed in seeds.items():
-        if seed["test"]["clients"]:
-            found[name] = 100 * np.array(list(seed["test"]["clients"].values()))
-        else:
-            found[name] = 100 * np.array(seed["right"]) / seed["queries"]
-    return found
+def cell(name: str) -> CellResult:
+    """Return a cell of the results, named RECIPE/VARIANT/ROW.COLUMN."""
+    return read(RESULTS / f"{name}.json")
 
 
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the mean and the half-width of its 95 % interval."""
-    n = len(values)
-    return float(values.mean()), float(t.ppf(0.975, n - 1) * values.std(ddof=1) / np.sqrt(n))
+def percent(score: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the accuracy and the half-width of its interval in percent."""
+    return 100 * score["accuracy"], 100 * score["interval"]
 
 
-def draw(title: str, rows: list[tuple[str, float, float, bool]], path: Path) -> None:
-    """Draw one row of a dot and its interval for each (label, mean, half-width, highlighted)."""
-    figure = Figure(figsize=(7, 0.75 + 0.3 * len(rows)))
-    axes = figure.add_axes(
-        (0.36, 0.42 / (0.75 + 0.3 * len(rows)), 0.54, 0.3 * len(rows) / (0.75 + 0.3 * len(rows)))
-    )
-    for place, (_, mean, half, marked) in enumerate(rows):
-        colour = BLUE if marked else GREY
-        axes.errorbar(mean, -place, xerr=half, fmt="o", color=colour, markersize=6, linewidth=2)
-        axes.annotate(
-            f"{mean:.1f}",
-            (1.02, -place),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=9,
-        )
-    axes.set_yticks([-place for place in range(len(rows))], [row[0] for row in rows], fontsize=9)
-    axes.set_ylim(-len(rows) + 0.4, 0.6)
-    axes.margins(x=0.12)
-    axes.set_xlabel("accuracy, % (95 % interval)", fontsize=8, color="#555555")
-    axes.tick_params(axis="x", labelsize=8)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color="#e5e5e5")
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    figure.text(0.01, 0.985, title, fontsize=9, va="top", color="#333333")
-    figure.savefig(path, metadata={"Date": None})
+def draw(title: str, rows: list[tuple[str, float, float, bool]]) -> str:
+    """Return an SVG with a dot and its interval for each (label, mean, half-width, marked)."""
+
+    def fill(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for place, (_, mean, half, marked) in enumerate(rows):
+            colour = PALETTE[0] if marked else INK
+            axes.errorbar(mean, -place, xerr=half, fmt="o", color=colour, markersize=6, linewidth=2)
+            at = (1.02, -place)
+            axes.annotate(f"{mean:.1f}", at, xycoords=("axes fraction", "data"), va="center")
+        axes.set_yticks([-place for place in range(len(rows))], [row[0] for row in rows])
+        axes.set_ylim(-len(rows) + 0.4, 0.6)
+        axes.margins(x=0.12)
+        axes.set_xlabel("accuracy, % (95 % interval)")
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="x")
+        axes.spines["left"].set_visible(False)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=9)
+
+    return drawing(title, (7, 0.75 + 0.3 * len(rows)), fill)
 
 
 def main(folder: Path) -> None:
     """Draw all figures into a folder."""
-    mpl.rcParams.update({"svg.hashsalt": "fedshot", "svg.fonttype": "none"})
     folder.mkdir(parents=True, exist_ok=True)
     for name, (title, rows, marked) in FIGURES.items():
         lines = []
-        for label, cell in rows:
-            mean, half = cell if isinstance(cell, tuple) else interval(
-                np.mean(list(scores(cell).values()), axis=0)
-            )  # fmt: skip
-            lines.append((label, mean, half, isinstance(cell, str) and f"/{marked}" in cell))
+        for label, of in rows:
+            mean, half = of if isinstance(of, tuple) else percent(cell(of).score)
+            lines.append((label, mean, half, isinstance(of, str) and f"/{marked}" in of))
         if name == "seeds":
             for label, row in (("MI-Adv", "mi-adv"), ("MI", "mi")):
-                found = scores(f"{FC100}/{row}.noniid-5")
-                lines += [
-                    (f"FedFSL-{label}, seed {s}", *interval(v), False) for s, v in found.items()
-                ]
-                mean = np.mean(list(found.values()), axis=0)
-                lines.append((f"FedFSL-{label}, all seeds", *interval(mean), True))
-        draw(title, lines, folder / f"{name}.svg")
+                every = cell(f"{FC100}/{row}.noniid-5")
+                for seed, one in sorted(every.seeds.items()):
+                    alone = percent(replace(every, seeds={seed: one}).score)
+                    lines.append((f"FedFSL-{label}, seed {seed}", *alone, False))
+                lines.append((f"FedFSL-{label}, all seeds", *percent(every.score), True))
+        (folder / f"{name}.svg").write_text(draw(title, lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

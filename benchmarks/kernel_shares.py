@@ -109,7 +109,7 @@ class Round:
         cell = index.load(setting.recipe).cells(setting.budget, [setting.cell])[0]
         run = PreparedRun(Config.of(cell.settings(chosen=setting.options)), data_dir)
         store = PrivateStore(folder)
-        host = Host(run.method, run.dataset, run.deal.train, store, run.key.at("clients"))
+        host = Host(run.method, run.dataset, run.client_split.train, store, run.key.at("clients"))
         self.fleet = Guard(Meter(fleet_for(host, run.config.run, 1)))
         self.run, self.server = run, run.method.init(run.key.at("init"))
 

@@ -1,6 +1,6 @@
 """easyfsl's evaluation of prototypical networks, with its own sampler, loader and `evaluate`.
 
-    python peer_easyfsl.py FOLDER THREADS      reads FOLDER/exam.safetensors; see `children`
+    python peer_easyfsl.py FOLDER THREADS      reads FOLDER/test.safetensors; see `children`
 
 Two things make easyfsl 1.5.0 run here, neither in what is measured. It imports torchvision, of
 which there is no build for every torch; where that cannot be imported an empty module stands in.
@@ -71,9 +71,9 @@ class Given(TaskSampler):  # type: ignore[misc]
 
 
 def main() -> None:
-    """Load the exam and serve."""
+    """Load the test and serve."""
     torch.set_num_threads(int(sys.argv[2]))
-    held = payloads.read(Path(sys.argv[1]) / "exam.safetensors")
+    held = payloads.read(Path(sys.argv[1]) / "test.safetensors")
     images, n = Images(held["x"], held["y"]), len(held["episodes"])
     shape = (images, 5, held["shot"], held["query"], n)
 

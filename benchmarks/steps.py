@@ -30,7 +30,7 @@ WORKS = (
 )
 
 
-class Visit:
+class OneClient:
     """A round with one client on the sequential fleet."""
 
     def __init__(self, bench: RecipeRunner, threads: int, folder: Path) -> None:
@@ -59,7 +59,9 @@ def jax(work: Work, options: Options) -> Result:
     spec = {"state": module.state_dict(), "tasks": bench.tasks[0], "shot": work.shot}
     payloads.write(folder / "jax.safetensors", spec)
     counts = sorted({N, 1}, reverse=True)
-    everyone = [Contestant(f"fedshot, {say(n)}", timed(Visit(bench, n, folder)), n) for n in counts]
+    everyone = [
+        Contestant(f"fedshot, {say(n)}", timed(OneClient(bench, n, folder)), n) for n in counts
+    ]
     one = RecipeRunner(
         Work(work.name, work.net, work.shape, 1, 1, optimizer=work.gradient().optimizer)
     )

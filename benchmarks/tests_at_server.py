@@ -31,8 +31,8 @@ WORK = Work("conv4-32", "conv4", (32, 32, 3), clients=30, steps=1)  # 6,000 imag
 EPISODES, TIE = 1000, 2e-4
 
 
-class Sitting:
-    """The exam on a fleet: answers and marks."""
+class Evaluation:
+    """The test on a fleet: predictions and their score."""
 
     def __init__(
         self, bench: RecipeRunner, server: ModelState, tasks: Tasks, fleet: str, at: Path
@@ -71,14 +71,14 @@ def trained(bench: RecipeRunner, folder: Path) -> ModelState:
 
 
 def easyfsl(options: Options) -> Result:
-    """Measure an exam of 5-way 1-shot episodes with 15 queries a class."""
+    """Measure a test of 5-way 1-shot episodes with 15 queries a class."""
     n = 20 if options.quick else EPISODES
     result = Result(f"{n} episodes of 5-way 1-shot with 15 queries a class, Conv4-32, 32x32x3")
-    bench, folder = RecipeRunner(WORK), options.folder / "exam"
+    bench, folder = RecipeRunner(WORK), options.folder / "test"
     folder.mkdir()
     server = trained(bench, folder)
     tasks = Tasks.draw(bench.dataset, range(10), bench.episode, n, Key(5))
-    ours = {f: Sitting(bench, server, tasks, f, folder) for f in taking("conv4")}
+    ours = {f: Evaluation(bench, server, tasks, f, folder) for f in taking("conv4")}
     everyone = [
         Contestant(f"fedshot, {f}", timed(evaluate_chosen), FLEETS[f].cores)
         for f, evaluate_chosen in ours.items()
@@ -89,7 +89,7 @@ def easyfsl(options: Options) -> Result:
     x = bench.model.prepare(torch.from_numpy(bench.dataset.pixels)).contiguous()
     spec = {"net": bench.net, "state": module.state_dict(), "x": x, "y": y.tolist(), "shot": 1,
             "query": 15, "episodes": rows_of(tasks, y)}  # fmt: skip
-    payloads.write(folder / "exam.safetensors", spec)
+    payloads.write(folder / "test.safetensors", spec)
     try:
         with Child("peer_easyfsl.py", folder, str(N)) as child:
             theirs = float(child.check("given", folder / "accuracy.safetensors"))

@@ -26,6 +26,7 @@ from fedshot.evaluation.episodic_test import (
     ValidationResult,
     far_below,
     score,
+    total_confusion,
     worst_tenth,
 )
 from fedshot.evaluation.raw_baselines import pixel_logits, tf_idf_logits
@@ -120,6 +121,17 @@ def test_confusions_are_counted_by_the_names_of_the_classes() -> None:
                 counts[said] = counts.get(said, 0) + 1
     assert score(answers, e).confusion == want
     assert want.keys() == set("bcdf")
+
+
+def test_confusions_of_seeds_add_up() -> None:
+    seeds = [
+        {"confusion": {"a": {"a": 2, "b": 1}}},
+        {},
+        {"confusion": {"a": {"b": 3}, "b": {"b": 4}}},
+    ]
+    assert total_confusion(seeds) == {"a": {"a": 2, "b": 4}, "b": {"b": 4}}
+    assert seeds[0] == {"confusion": {"a": {"a": 2, "b": 1}}}, "the scores stay as they are"
+    assert total_confusion([{}, {"confusion": {}}]) == {}
 
 
 def test_an_episode_that_every_client_answered_counts_once_with_their_mean() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedshot.recipes import claims, results_page
-from fedshot.recipes.claims import Claim, Status, judge
+from fedshot.recipes.claims import Claim, Status, check_claim
 from fedshot.recipes.index import load
 from fedshot.recipes.reading import read
 from fedshot.recipes.results import Results
@@ -53,7 +53,7 @@ def cells(folder: Path, gains: dict[str, float], queries: int = 100) -> dict[str
 def test_a_status_follows_from_the_paired_differences(
     tmp_path: Path, gains: dict[str, float], status: Status, above: int, below: int
 ) -> None:
-    found = judge(CLAIM, cells(tmp_path, gains))
+    found = check_claim(CLAIM, cells(tmp_path, gains))
     assert found.status == status
     assert (found.count("above"), found.count("below")) == (above, below)
     for one, gain in zip(found.differences, gains.values(), strict=True):
@@ -66,12 +66,12 @@ def test_a_claim_has_the_published_differences_and_the_columns_that_it_names(
     tmp_path: Path,
 ) -> None:
     held = cells(tmp_path, {"one": 0.05, "five": 0.1})
-    assert judge(CLAIM, held).published == (10.0,), "the paper has no number for proto/five"
-    five = judge(Claim("", "t", "paper", "proto", ("local",), ("five",)), held)
+    assert check_claim(CLAIM, held).published == (10.0,), "the paper has no number for proto/five"
+    five = check_claim(Claim("", "t", "paper", "proto", ("local",), ("five",)), held)
     assert [round(one.difference, 6) for one in five.differences] == [0.1]
     assert five.published == ()
     del held["local/one"]
-    assert len(judge(CLAIM, held).differences) == 1
+    assert len(check_claim(CLAIM, held).differences) == 1
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -80,7 +80,7 @@ def test_an_untrained_model_shows_nothing(tmp_path: Path, sign: int) -> None:
     held = cells(tmp_path, {"one": 0.05 * sign, "five": 0.1 * sign})
     for one in held["proto/one"].finished:
         one["round"] = 0
-    found = judge(CLAIM, held)
+    found = check_claim(CLAIM, held)
     assert (found.status, len(found.differences), found.untrained) == ("not shown", 2, 1)
 
 
@@ -103,11 +103,30 @@ def test_a_paper_names_what_exists(name: str) -> None:
 def test_a_leaderboard_ranks_and_tells_which_methods_are_level(tmp_path: Path) -> None:
     held = list(cells(tmp_path, {"one": 0.05, "five": 0.02}).values())
     table = results_page._Table(held[0].cell.recipe, "paper", held)
-    shown = claims.Shown("t", "paper", ("one", "five"))
+    shown = claims.Selection("it", "t", "paper", ("one", "five"))
     boards = results_page._leaderboard({("t", "paper"): table}, shown, "")
     assert [line[0] for line in boards["1-shot"]] == ["FL-Proto", "Local"]
     assert [line[2] for line in boards["1-shot"]] == ["leader", f"below, {MINUS}5.00 ± 3.24"]
     assert boards["5-shot"][1][2].startswith(f"not distinguishable, {MINUS}2.00")
+
+
+def test_a_paper_without_finished_headline_cells_has_neither_a_chart_nor_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = cells(tmp_path, {"one": 0.05})
+    recipes = {"t": held["proto/one"].cell.recipe}
+    for columns, drawn in ((("one",), True), (("five",), False)):
+        paper = claims.Paper(
+            title="It", source="", recipe="t", variant="paper", columns=columns, claims=(CLAIM,)
+        )
+        front = claims.Front({"it": paper}, claims.Selection("Ours", "t", "paper", ("one",)))
+        monkeypatch.setattr(claims, "load", lambda front=front: front)
+        pages = results_page.pages(tmp_path, recipes)
+        text = pages["results.md"]
+        assert ("results/it.svg" in pages, "](results/it.svg)" in text) == (drawn, drawn)
+        assert ("| method | 1-shot: published | ours |" in text) == drawn
+        assert "What fedshot finds of 1 paper, and which method leads on Ours." in text
+        assert "## Leaderboard: Ours\n" in text
 
 
 def test_pages_link_to_cells_only_where_cells_have_pages(tmp_path: Path) -> None:
@@ -129,6 +148,6 @@ def test_pages_link_to_cells_only_where_cells_have_pages(tmp_path: Path) -> None
         "| 0 | 45.00 ± 10.00 | 2 of 2 | &lt;0.01 | &lt;0.01 | 1.00 | 0123 |",
         '<polyline points="0.0,190.0 560.0,0.0"',
         "| data.name | digits |",
-        "[All numbers of this cell](proto.one.json)",
+        "[All numbers of this cell](../../../../results/t/paper/proto.one.json)",
     ):
         assert text in page

@@ -90,9 +90,9 @@ def test_a_panel_for_each_setting_in_which_two_methods_can_be_compared(
 ) -> None:
     told = TRAINED | {"validation": LOOKS, "round": 4}
     every = [state(tmp_path, key, told) for key in ("proto/one", "proto/five", "local/one")]
-    assert [s.cell.key for s in plots.shown(every)] == ["proto/one", "local/one"]
+    assert [s.cell.key for s in plots.with_learning_curves(every)] == ["proto/one", "local/one"]
     assert [axes.get_title() for axes in panels(every, monkeypatch)] == ["1-shot"]
-    assert plots.shown(every[:2]) == []
+    assert plots.with_learning_curves(every[:2]) == []
     assert plots.learning(recipe(), every[:2]) == ""
 
 
@@ -100,7 +100,7 @@ def test_a_panel_for_each_setting_in_which_two_methods_can_be_compared(
 def test_what_was_not_looked_at_has_no_line(tmp_path: Path, told: dict[str, Any]) -> None:
     one = state(tmp_path, "proto/one", TRAINED | told)
     other = state(tmp_path, "local/one", TRAINED | {"validation": LOOKS, "round": 4})
-    assert plots.shown([one, other]) == []
+    assert plots.with_learning_curves([one, other]) == []
 
 
 def test_of_rows_along_an_axis_the_first_has_a_line(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_of_rows_along_an_axis_the_first_has_a_line(tmp_path: Path) -> None:
     tree["rows"] |= {"proto": proto | {"at": {"a": 1}}, "far": proto | {"at": {"a": 9}}}
     made, told = read("t", tree), TRAINED | {"validation": LOOKS, "round": 4}
     every = [state(tmp_path, f"{row}/one", told, made=made) for row in ("far", "local", "proto")]
-    assert [s.cell.row.key for s in plots.shown(every)] == ["local", "proto"]
+    assert [s.cell.row.key for s in plots.with_learning_curves(every)] == ["local", "proto"]
 
 
 def test_looks_at_the_test_are_no_validation(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_looks_at_the_test_are_no_validation(tmp_path: Path) -> None:
     made = read("t", tree)
     told = TRAINED | {"validation": LOOKS, "round": 4}
     both = [state(tmp_path, key, told, made=made) for key in ("proto/one", "local/one")]
-    assert plots.shown(both) == []
+    assert plots.with_learning_curves(both) == []
 
 
 def test_the_page_links_to_the_figure_where_there_is_one(tmp_path: Path) -> None:

@@ -854,6 +854,21 @@ def test_what_stands_in_files_is_text_on_the_page(tmp_path: Path) -> None:
     assert r"&lt;img src=x onerror=alert(1)&gt; \| [x]\(javascript:y)" in text
 
 
+def test_names_of_classes_are_text_in_the_confusion_matrix_of_a_cell(tmp_path: Path) -> None:
+    names = ("<script>x</script>", "a|b", "c\nd", "e\\|f")
+    one = facts()
+    one["test"]["confusion"] = {name: dict.fromkeys(names, 1) for name in names}
+    recipe = read("t", changed())
+    Results(tmp_path).add(recipe.cells("paper", ["proto/one"])[0], "paper", None, 0, one)
+    page = results_page.pages(tmp_path, {"t": recipe}, cells=True)["results/t/paper/proto.one.md"]
+    assert "<script" not in page
+    shown = sorted(["&lt;script&gt;x&lt;/script&gt;", r"a\|b", "c d", r"e\\\|f"])
+    head, rule, *rows = page.partition("## Confusion")[2].splitlines()[2:8]
+    assert head == f"| true class | {' | '.join(shown)} |"
+    assert rule == "|---|---:|---:|---:|---:|"
+    assert rows == [f"| {name} | 25 | 25 | 25 | 25 |" for name in shown]
+
+
 @pytest.mark.parametrize("name", [n for n in METHODS if n in ("fl_proto", "fedfsl_naive")])
 def test_a_method_talks_to_its_clients_as_often_as_its_rows_say(name: str, tmp_path: Path) -> None:
     """Counted by the ledger, not declared."""

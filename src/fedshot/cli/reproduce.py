@@ -7,8 +7,10 @@ a budget is a named set of settings that determines how long the trainings take.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 from rich.table import Table
@@ -153,7 +155,9 @@ def _results(options: argparse.Namespace) -> int:
     recipes = {name: load(name, folder) for name in held}
     pages_in = front.with_suffix("").resolve()
     drawn_in = Path(os.path.relpath(folder.resolve(), pages_in)).as_posix()
-    pages = results_page.pages(folder, recipes, front.stem, drawn_in, cells=options.cell_pages)
+    pages = results_page.pages(
+        folder, recipes, front.stem, drawn_in, cells=options.cell_pages, every=every
+    )
     if options.to is None:
         say("\n".join(text for name, text in pages.items() if name.endswith(".md")))
         return 0
@@ -162,9 +166,9 @@ def _results(options: argparse.Namespace) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.deliver(path, text.encode())
     tell(f"wrote {front} and {count(len(pages) - 1, 'file')} in {front.with_suffix('')}")
-    for name, variant in sorted({(result.recipe, result.variant) for result in every}):
+    for (name, variant), group in itertools.groupby(every, attrgetter("recipe", "variant")):
         if name in recipes and split(variant)[0] in recipes[name].budgets:
-            for drawn in plots.write(folder, recipes[name], variant):
+            for drawn in plots.write(folder, recipes[name], variant, list(group)):
                 tell(f"wrote {drawn}")
     return 0
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypeVar
@@ -454,6 +454,15 @@ def _confusion(pairs: Sequence[Tensor], names: Sequence[str]) -> dict[str, dict[
     for (y, predicted), count in zip(distinct.T.tolist(), counts.tolist(), strict=True):
         found.setdefault(names[y], {})[names[predicted]] = count
     return found
+
+
+def total_confusion(tests: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
+    """Return the sum of the confusion matrices of scores as JSON; empty if none has any."""
+    total: dict[str, Counter[str]] = {}
+    for test in tests:
+        for true, row in (test.get("confusion") or {}).items():
+            total.setdefault(true, Counter()).update(row)
+    return total
 
 
 def worst_tenth(accuracies: Sequence[float]) -> float:

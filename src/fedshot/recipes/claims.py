@@ -20,7 +20,7 @@ from fedshot.recipes.runner import State
 from fedshot.reports.significance import Difference, compare
 
 Status = Literal["reproduced", "not shown", "contradicted", "not run"]
-LIGHTS: dict[Status, str] = {
+STATUS_SYMBOLS: dict[Status, str] = {
     "reproduced": '<circle cx="7" cy="7" r="6" fill="#0a9471"/>',
     "not shown": '<path d="M7 0 14 7 7 14 0 7z" fill="#d9950a"/>',
     "contradicted": '<path d="M2 2 12 12M12 2 2 12" stroke="#d64545" stroke-width="3.5"/>',
@@ -43,9 +43,10 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Selection:
     """Cells that the front page shows."""
 
+    title: str
     recipe: str
     variant: str
     columns: tuple[str, ...]
@@ -53,10 +54,9 @@ class Shown:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paper(Shown):
+class Paper(Selection):
     """A paper: its headline cells and its claims."""
 
-    title: str
     source: str
     claims: tuple[Claim, ...]
 
@@ -66,11 +66,11 @@ class Front:
     """What the front page shows."""
 
     papers: dict[str, Paper]
-    leaderboard: Shown
+    leaderboard: Selection
 
 
 @dataclass(frozen=True)
-class Judgement:
+class ClaimResult:
     """The comparisons that decide on a claim: one for each column and row in `worse` that is run.
 
     `published` holds the paper's differences, in percentage points, where cells have the paper's
@@ -113,7 +113,7 @@ def load() -> Front:
     return TypeAdapter(Front).validate_python(tree)
 
 
-def judge(claim: Claim, cells: Mapping[str, State]) -> Judgement:
+def check_claim(claim: Claim, cells: Mapping[str, State]) -> ClaimResult:
     """Compare the rows of a claim, given the finished cells of its recipe and variant by key."""
     columns = claim.columns or dict.fromkeys(state.cell.column.key for state in cells.values())
     differences, published, seeds, untrained = [], [], [], 0
@@ -126,4 +126,4 @@ def judge(claim: Claim, cells: Mapping[str, State]) -> Judgement:
         untrained += all(one["round"] == 0 for one in ours.finished)
         if ours.cell.published is not None and other.cell.published is not None:
             published.append(ours.cell.published - other.cell.published)
-    return Judgement(claim, tuple(differences), tuple(published), tuple(seeds), untrained)
+    return ClaimResult(claim, tuple(differences), tuple(published), tuple(seeds), untrained)

@@ -6,13 +6,14 @@ the median accuracy. The accuracies and confusion matrices beside each plot are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from fedshot.data.episodes.episode import examples
+from fedshot.evaluation.episodic_test import total_confusion
 from fedshot.learners.learner import EvalEpisode
 from fedshot.learners.maml import Maml
 from fedshot.nn.heads import LinearHead
@@ -94,7 +95,7 @@ def planes(recipe: Recipe, states: Sequence[State]) -> str:
             left.set_title(f"{state.cell.row.label}, {text}")
             _regions(left, state.result.first["plane"])
             right.set_title("what was taken for what, %")
-            _confusion(right, [one["test"]["confusion"] for one in state.result.seeds.values()])
+            _confusion(right, total_confusion(one["test"] for one in state.finished))
 
     title = recipe.title_of(state.cell for state in states)
     return drawing(title, (_WIDTH, _HEIGHT * len(held)), draw)
@@ -129,14 +130,12 @@ def _regions(axes: Axes, plane: dict[str, Any]) -> None:
                 handletextpad=0.1, columnspacing=0.8)  # fmt: skip
 
 
-def _confusion(axes: Axes, seeds: Sequence[dict[str, dict[str, int]]]) -> None:
-    """Draw the confusion matrix summed over seeds, in percent of each row (class)."""
+def _confusion(axes: Axes, total: Mapping[str, Mapping[str, int]]) -> None:
+    """Draw a confusion matrix in percent of each row (class)."""
     from fedshot.reports.figure_export import INK
 
-    names = sorted({name for one in seeds for name in one})
-    counts = np.array(
-        [[sum(one.get(y, {}).get(said, 0) for one in seeds) for said in names] for y in names]
-    )
+    names = sorted(total)
+    counts = np.array([[total[y].get(predicted, 0) for predicted in names] for y in names])
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=130, alpha=0.85)
     for (i, j), share in np.ndenumerate(shares):

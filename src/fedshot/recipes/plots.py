@@ -25,7 +25,7 @@ from fedshot.core import storage
 from fedshot.core.locks import locked
 from fedshot.recipes.plane import planes
 from fedshot.recipes.recipe import AGAINST, Column, Recipe
-from fedshot.recipes.results import Results, validation_curve
+from fedshot.recipes.results import CellResult, Results, validation_curve
 from fedshot.recipes.runner import State, current
 from fedshot.reports.figure_export import DASHES, INK, PALETTE, drawing
 
@@ -36,9 +36,19 @@ _LEGEND, _LETTER, _KEY = 0.22, 0.08, 0.6  # inches: legend line, letter, sample 
 _WIDE = 100  # ratio of the largest to the smallest positive value from which an axis is logarithmic
 
 
-def write(folder: Path, recipe: Recipe, variant: str) -> list[Path]:
-    """Write the figures of all finished cells and return the paths of the changed figures."""
-    results = Results(folder).readable(recipe.name, variant)
+def write(
+    folder: Path, recipe: Recipe, variant: str, results: Sequence[CellResult] | None = None
+) -> list[Path]:
+    """Write the figures of all finished cells and return the paths of the changed figures.
+
+    Args:
+        folder: the folder of results.
+        recipe: the recipe.
+        variant: budget and tuning of its cells.
+        results: these cells; None to read those in the folder whose files can be read.
+    """
+    if results is None:
+        results = Results(folder).readable(recipe.name, variant)
     states, _ = current(recipe.name, variant, results, recipe)
     written = []
     for suffix, draw in _FIGURES.get(recipe.kind, {}).items() if states else ():
@@ -242,7 +252,7 @@ def published_and_ours(title: str, columns: Mapping[str, Sequence[State]]) -> st
 # Learning curves: accuracy on validation classes against the bytes or the rounds so far.
 
 
-def shown(states: Sequence[State]) -> list[State]:
+def with_learning_curves(states: Sequence[State]) -> list[State]:
     """Return the cells to draw as learning curves.
 
     Cells that validate on test classes, or have no validation curve, are left out. Of the rows that
@@ -262,7 +272,7 @@ def learning(recipe: Recipe, states: Sequence[State], by: str = "megabytes") -> 
     messages is a dotted line at the accuracy of its chosen round. `by` is the x axis, a key of
     `AGAINST`.
     """
-    held = shown(states) if by in recipe.against else []
+    held = with_learning_curves(states) if by in recipe.against else []
     if not held:
         return ""
     columns = list(dict.fromkeys(state.cell.column.key for state in held))

@@ -7,7 +7,7 @@ and on request each cell has a page with its settings, seeds and validation curv
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -21,11 +21,12 @@ from markupsafe import Markup, escape
 from fedshot.config import settings as trees
 from fedshot.config.registry import defaults
 from fedshot.core.text import count, megabytes, percent, points, seconds
+from fedshot.evaluation.episodic_test import total_confusion
 from fedshot.recipes import claims, provenance
-from fedshot.recipes.claims import Judgement, Paper, Shown, judge
+from fedshot.recipes.claims import ClaimResult, Front, Paper, Selection, check_claim
 from fedshot.recipes.plan import marks
 from fedshot.recipes.plane import planar
-from fedshot.recipes.plots import published_and_ours, shown, swept
+from fedshot.recipes.plots import published_and_ours, swept, with_learning_curves
 from fedshot.recipes.recipe import AGAINST, Recipe
 from fedshot.recipes.results import CellResult, Results, command, row_of, validation_curve
 from fedshot.recipes.runner import State, current
@@ -50,10 +51,10 @@ class _Table:
     def cells(self) -> dict[str, State]:
         return {state.cell.key: state for state in self.states}
 
-    def at(self, shown: Shown) -> dict[str, list[State]]:
-        """Return the finished cells that are shown, by column; a column without cells is absent."""
-        cells, rows = self.cells, shown.rows or tuple(self.recipe.rows)
-        keys = {column: [f"{row}/{column}" for row in rows] for column in shown.columns}
+    def at(self, selection: Selection) -> dict[str, list[State]]:
+        """Return the selected finished cells by column; a column without cells is absent."""
+        cells, rows = self.cells, selection.rows or tuple(self.recipe.rows)
+        keys = {column: [f"{row}/{column}" for row in rows] for column in selection.columns}
         found = {column: [cells[k] for k in some if k in cells] for column, some in keys.items()}
         return {column: states for column, states in found.items() if states}
 
@@ -68,6 +69,7 @@ def pages(
     figures: str = "../../results",
     *,
     cells: bool = False,
+    every: Sequence[CellResult] | None = None,
 ) -> dict[str, str]:
     """Return the pages and the charts of the front page, keyed by path.
 
@@ -79,15 +81,18 @@ def pages(
         name: name of the front page, and of the folder of the other pages.
         figures: `results`, relative to the page of a recipe.
         cells: whether to make a page for each cell, with links from the recipes' tables.
+        every: the finished cells in `results`; None to read them.
     """
-    tables, left_out = _tables(results, recipes)
-    found = {f"{name}.md": _front(tables, left_out, name, name if cells else "")}
-    for status, shape in claims.LIGHTS.items():
+    tables, left_out = _tables(Results(results).every() if every is None else every, recipes)
+    front = claims.load()
+    found = {f"{name}.md": _front(front, tables, left_out, name, name if cells else "")}
+    for status, shape in claims.STATUS_SYMBOLS.items():
         size = 'xmlns="http://www.w3.org/2000/svg" width="14" height="14"'
-        found[f"{name}/{_light(status)}"] = f"<svg {size}>{shape}</svg>\n"
-    for key, paper in claims.load().papers.items():
-        if table := tables.get((paper.recipe, paper.variant)):
-            found[f"{name}/{key}.svg"] = published_and_ours(paper.title, table.at(paper))
+        found[f"{name}/{_symbol_file(status)}"] = f"<svg {size}>{shape}</svg>\n"
+    for key, paper in front.papers.items():
+        table = tables.get((paper.recipe, paper.variant))
+        if table and (headline := table.at(paper)):
+            found[f"{name}/{key}.svg"] = published_and_ours(paper.title, headline)
     for recipe, group in itertools.groupby(tables.values(), key=attrgetter("recipe")):
         mine, notes = list(group), results / recipe.name / _NOTES
         found[f"{name}/{recipe.name}.md"] = render_markdown(
@@ -100,16 +105,18 @@ def pages(
         )
         for table, state in ((t, s) for t in mine if cells for s in t.states):
             path = f"{recipe.name}/{table.variant}/{state.cell.stem}.md"
-            found[f"{name}/{path}"] = _cell(table, state)
+            found[f"{name}/{path}"] = _cell(table, state, f"../../{figures}")
     return found
 
 
-def _tables(results: Path, recipes: Mapping[str, Recipe]) -> tuple[_Tables, list[str]]:
+def _tables(
+    every: Sequence[CellResult], recipes: Mapping[str, Recipe]
+) -> tuple[_Tables, list[str]]:
     """Return the tables of up-to-date results, and a text for each result that is out of date."""
     tables: dict[tuple[str, str], _Table] = {}
     left_out: list[str] = []
     key = attrgetter("recipe", "variant")
-    for (name, variant), group in itertools.groupby(sorted(Results(results).every(), key=key), key):
+    for (name, variant), group in itertools.groupby(sorted(every, key=key), key):
         states, others = current(name, variant, list(group), recipes.get(name))
         left_out += others
         if states:
@@ -120,17 +127,17 @@ def _tables(results: Path, recipes: Mapping[str, Recipe]) -> tuple[_Tables, list
 # The front page.
 
 
-def _light(status: str) -> str:
+def _symbol_file(status: str) -> str:
     return f"{status.replace(' ', '-')}.svg"
 
 
-def _front(tables: _Tables, left_out: Sequence[str], name: str, linked: str) -> str:
+def _front(front: Front, tables: _Tables, left_out: Sequence[str], name: str, linked: str) -> str:
     """Return the front page; numbers link to the pages of cells in the folder `linked`, if any."""
-    front, papers = claims.load(), []
+    papers = []
     for key, paper in front.papers.items():
         table = tables.get((paper.recipe, paper.variant))
         of = {one: tables.get((one.recipe, one.variant)) for one in paper.claims}
-        judged = [judge(one, held.cells if held else {}) for one, held in of.items()]
+        checked = [check_claim(one, held.cells if held else {}) for one, held in of.items()]
         papers.append(
             {
                 "paper": paper,
@@ -138,8 +145,8 @@ def _front(tables: _Tables, left_out: Sequence[str], name: str, linked: str) -> 
                 "measure": measure(table.recipe, table.states) if table else "",
                 "lines": _headline(table, paper, linked) if table else [],
                 "conditions": _conditions(table, paper) if table else [],
-                "claims": [(one, _evidence(one)) for one in judged],
-                "statuses": [one.status for one in judged],
+                "claims": [(one, _evidence(one)) for one in checked],
+                "statuses": [one.status for one in checked],
             }
         )
     made = {table.recipe.name: table.recipe for table in tables.values()}
@@ -147,9 +154,10 @@ def _front(tables: _Tables, left_out: Sequence[str], name: str, linked: str) -> 
     return render_markdown(
         "results_front.md",
         papers=papers,
-        lights={
-            status: Markup(f"![]({name}/{_light(status)}) {status.replace(' ', '&nbsp;')}")
-            for status in claims.LIGHTS
+        number_of_papers=count(len(papers), "paper"),
+        symbols={
+            status: Markup(f"![]({name}/{_symbol_file(status)}) {status.replace(' ', '&nbsp;')}")
+            for status in claims.STATUS_SYMBOLS
         },
         boards=_leaderboard(tables, front.leaderboard, linked),
         leaderboard=front.leaderboard,
@@ -160,18 +168,21 @@ def _front(tables: _Tables, left_out: Sequence[str], name: str, linked: str) -> 
 
 
 def _headline(table: _Table, paper: Paper, linked: str) -> list[list[str]]:
-    """Return a heading, and for each method published and own accuracies and the seeds."""
+    """Return a heading, and for each method published and own accuracies and the seeds.
+
+    Returns an empty list if no headline cell is finished.
+    """
     cells, labels = table.cells, [table.recipe.columns[column].label for column in paper.columns]
     lines = [
         ["method", *(text for one in labels for text in (f"{one}: published", "ours")), "seeds"]
     ]
-    for row in paper.rows:
+    for row in paper.rows or table.recipe.rows:
         states = [cells.get(f"{row}/{column}") for column in paper.columns]
         if held := [state for state in states if state]:
             numbers = [(published(s), _number(s, table, linked)) if s else ("", "") for s in states]
             seeds = [len(state.finished) for state in held]
             lines.append([held[0].cell.row.label, *itertools.chain(*numbers), _ends(seeds)])
-    return lines
+    return lines if len(lines) > 1 else []
 
 
 def _number(state: State, table: _Table, folder: str) -> str:
@@ -190,20 +201,20 @@ def _conditions(table: _Table, paper: Paper) -> list[str]:
     return sorted(common, key=lambda note: not note.startswith("data"))
 
 
-def _evidence(judged: Judgement) -> list[str]:
+def _evidence(result: ClaimResult) -> list[str]:
     """Return the texts of a claim's line: comparisons, published and own differences, seeds."""
-    found = judged.differences
+    found = result.differences
     if not found:
         return ["-"] * 4
     outcomes = [
-        f"{n} {what}" for what in ("above", "below", "unclear") if (n := judged.count(what))
+        f"{n} {what}" for what in ("above", "below", "unclear") if (n := result.count(what))
     ]
-    untrained = f"; {judged.untrained} of an untrained model" if judged.untrained else ""
+    untrained = f"; {result.untrained} of an untrained model" if result.untrained else ""
     return [
         f"{', '.join(outcomes)} of {len(found)}{untrained}",
-        _span(judged.published),
+        _span(result.published),
         _span([100 * one.difference for one in found]),
-        _ends(judged.seeds),
+        _ends(result.seeds),
     ]
 
 
@@ -218,11 +229,11 @@ def _span(values: Sequence[float]) -> str:
     return " to ".join(points(v / 100, 1).partition(" ±")[0] for v in ends) or "-"
 
 
-def _leaderboard(tables: _Tables, shown: Shown, linked: str) -> dict[str, list[list[Any]]]:
+def _leaderboard(tables: _Tables, selection: Selection, linked: str) -> dict[str, list[list[Any]]]:
     """Return the ranked lines of each column, with differences from its leader."""
-    table = tables.get((shown.recipe, shown.variant))
+    table = tables.get((selection.recipe, selection.variant))
     boards = {}
-    for states in table.at(shown).values() if table else ():
+    for states in table.at(selection).values() if table else ():
         assert table is not None
         held = [(row_of(state.result), state) for state in states if state.result]
         held.sort(key=lambda pair: pair[0].accuracy, reverse=True)
@@ -295,7 +306,7 @@ def _figures(
     if recipe.kind in ("curve", "sweep") or (recipe.kind == "plane" and planar(states)):
         return [("", title, f"{link}.svg")]
     found = []
-    if recipe.kind == "table" and shown(states):
+    if recipe.kind == "table" and with_learning_curves(states):
         caption = (
             "What the exchanges bought: accuracy on the validation classes, mean over seeds; a dot "
             "is the round that they chose for the test."
@@ -359,7 +370,8 @@ def _made(states: Sequence[State]) -> str:
 # The page of a cell.
 
 
-def _cell(table: _Table, state: State) -> str:
+def _cell(table: _Table, state: State, results: str) -> str:
+    """Return the page of a cell; `results` is the folder of all results, relative to the page."""
     result = state.result
     assert result is not None
     usual = defaults(result.settings)
@@ -385,7 +397,8 @@ def _cell(table: _Table, state: State) -> str:
         marks=marks(state.cell, result),
         changed=changed,
         config=escape(text),
-        confusion=_confusion(state.finished),
+        confusion=_confusion(total_confusion(one["test"] for one in state.finished)),
+        numbers=f"{results}/{table.recipe.name}/{table.variant}/{state.cell.stem}.json",
     )
 
 
@@ -423,18 +436,14 @@ def _curve(every: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _confusion(every: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the confusion matrix over all seeds in percent; empty if it has many classes."""
-    total: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for one in every:
-        for true, row in one["test"].get("confusion", {}).items():
-            total[true].update(row)
+def _confusion(total: Mapping[str, Counter[str]]) -> list[list[str]]:
+    """Return the lines of a confusion matrix in percent; none if it has many classes."""
     names = sorted({*total, *itertools.chain(*total.values())})
     if not 1 < len(names) <= _CONFUSION:
         return []
-    shares = {true: [100 * total[true][guess] / (total[true].total() or 1) for guess in names]
-              for true in names}  # fmt: skip
-    return [
-        ["true class", *names],
-        *([true, *(f"{x:.0f}" for x in shares[true])] for true in names),
-    ]
+    lines = [["true class", *names]]
+    for true in names:
+        row = total.get(true, Counter())
+        shares = (100 * row[predicted] / (row.total() or 1) for predicted in names)
+        lines.append([true, *(f"{share:.0f}" for share in shares)])
+    return lines

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedshot.core.text import joined, printable
+from fedshot.evaluation.episodic_test import total_confusion
 from fedshot.reports import charts
 from fedshot.reports.curves import Series, metric_lines
 from fedshot.reports.run_files import Groups, Run
@@ -129,10 +129,7 @@ def confusion(groups: Groups) -> Iterator[FigureBlock | str]:
     """Yield a figure of confusion matrices, one for each method, summed over seeds."""
     choices = []
     for label, runs in groups.items():
-        total: dict[str, Counter[str]] = {}
-        for run in runs:
-            for true, row in ((run.result or {}).get("test", {}).get("confusion") or {}).items():
-                total.setdefault(true, Counter()).update(row)
+        total = total_confusion((run.result or {}).get("test", {}) for run in runs)
         if total:
             choices.append((label, charts.confusion(total)))
     if choices:

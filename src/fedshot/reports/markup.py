@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from functools import cache
 from typing import Any
 
@@ -50,9 +51,12 @@ def _markdown() -> Environment:
 
 
 def markdown_text(value: object) -> str:
-    """Escape HTML tags, Markdown links and "|", which separates the columns of a table."""
+    """Escape HTML tags, Markdown links and "|", which separates the columns of a table.
+
+    Backslashes before a "|" are doubled, since they would take away the effect of its own.
+    """
     text = html.escape(printable(value), quote=False)
-    return text.replace("|", r"\|").replace("](", r"]\(")
+    return re.sub(r"(\\*)\|", r"\1\1\\|", text).replace("](", r"]\(")
 
 
 def template_source(name: str) -> Markup:
