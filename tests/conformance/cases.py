@@ -34,6 +34,9 @@ from fedshot.methods.frl.frl_finetune import FRLFinetune
 from fedshot.methods.frl.frl_frozen import FRLFrozen
 from fedshot.methods.frl.frl_one_shot import FRLOneShot
 from fedshot.methods.frl.frl_personal import FRLPersonal
+from fedshot.methods.one_round.fed3r import FED3R
+from fedshot.methods.one_round.fedcgs import FedCGS
+from fedshot.methods.one_round.fedncm import FedNCM
 from fedshot.methods.personal.ditto import Ditto
 from fedshot.methods.personal.fedavg import FedAvg
 from fedshot.methods.personal.fedfomo import FedFomo
@@ -161,6 +164,9 @@ METHODS: dict[str, Method[Any]] = {
     "fedfomo": FedFomo(BODY, EPISODE, BASE, CLIENTS, m=2, local_steps=1),
     "heur_fedamp": HeurFedAMP(OWN, EPISODE, BASE, local_steps=1),
     "fedproto": FedProto(OWN, EPISODE, BASE, local_steps=1),
+    "fedncm": FedNCM(BODY, EPISODE, BASE),
+    "fedcgs": FedCGS(BODY, EPISODE, BASE),
+    "fed3r": FED3R(BODY, EPISODE, BASE),
     "fl_proto_momentum": FLProtoMomentum(BODY, EPISODE, local_steps=2),
     "synthetic": SyntheticMethod(BODY, EPISODE, clients=CLIENTS, classes=CLASSES),
 }

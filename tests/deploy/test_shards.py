@@ -48,6 +48,11 @@ def texts() -> Dataset:
     return Dataset("texts", tokens, DATASET.y, DATASET.class_names)
 
 
+def features() -> Dataset:
+    x = DATASET.pixels.reshape(len(DATASET), -1) / np.float32(255)
+    return Dataset("features", x.astype(np.float32), DATASET.y, DATASET.class_names)
+
+
 def spoken(drawn: Any, dataset: Dataset) -> str:
     """Return the hash of what was drawn, words by their vectors: files number words anew."""
     if not isinstance(dataset.x, Tokens):
@@ -56,7 +61,7 @@ def spoken(drawn: Any, dataset: Dataset) -> str:
     return tree.digest(tuple(table[leaf] if leaf.dtype == torch.int32 else leaf for leaf in drawn))
 
 
-@pytest.mark.parametrize("dataset", [DATASET, texts()], ids=["images", "texts"])
+@pytest.mark.parametrize("dataset", [DATASET, texts(), features()], ids=lambda d: d.kind)
 def test_a_client_draws_from_its_file_what_it_draws_from_the_whole(
     tmp_path: Path, dataset: Dataset
 ) -> None:

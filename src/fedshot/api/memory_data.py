@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedshot.core.errors import DataError, InputError, nearest
-from fedshot.data.dataset import Dataset, Ints, Pixels
+from fedshot.data.dataset import Dataset, Features, Ints, Pixels
 from fedshot.data.example_inputs import Pictures, read_text
 from fedshot.data.files.images import SUFFIXES, check_channels, check_side, decode, to_array
 from fedshot.data.files.places import find_data_dir
@@ -65,8 +65,9 @@ def as_dataset(
 
     Images are arrays [n, H, W, C] or [n, H, W], uint8 or floats in [0, 1], tensors also
     [n, C, H, W]; or a sequence of arrays, PIL images, bytes of files, or paths. Texts are strings,
-    or paths of other files than images; they need a file of word vectors. A run records the SHA-256
-    of the data, not the data: to resume it, give the same data again.
+    or paths of other files than images; they need a file of word vectors. Features that an encoder
+    has computed are an array [n, d]. A run records the SHA-256 of the data, not the data: to resume
+    it, give the same data again.
 
     Args:
         data: the data, as above.
@@ -101,9 +102,10 @@ def as_dataset(
     classes, y = encoded(labels_of(found.labels, n))
     users = None if found.clients is None else _numbers(found.clients, n)
     texts = _texts(found.x)
-    x: Pixels | Tokens
+    x: Pixels | Tokens | Features
     if texts is None:
-        x = _pixels(found.x, size, channels)
+        features = _features(found.x)
+        x = _pixels(found.x, size, channels) if features is None else features
     else:
         options = TextOptions(vectors=vectors, dim=dim, cut=cut)
         rows = ((i, tokenize(text)) for i, text in enumerate(texts))
@@ -116,7 +118,8 @@ def as_dataset(
 def _examples(data: Any, column: str | None, label: str, client: str | None) -> _Examples:
     if isinstance(data, Dataset):
         names = np.array(data.class_names, dtype=object)
-        return _Examples(data.pixels, names[data.y], data.users)
+        x = data.x if data.kind == "features" else data.pixels
+        return _Examples(x, names[data.y], data.users)
     if isinstance(data, Mapping):
         return _of_clients([_examples(one, column, label, client) for one in data.values()])
     if isinstance(data, tuple) and len(data) in (2, 3):
@@ -207,6 +210,26 @@ def _texts(x: Any) -> list[str] | None:
     return [read_text(one) if isinstance(one, Path) else one for one in x]
 
 
+def _features(x: Any) -> Features | None:
+    """Return features as float32 [n, d]; None if the examples are not rows of numbers."""
+    if isinstance(x, np.ndarray):
+        rows = x
+    else:
+        if not all(isinstance(one, np.ndarray | Tensor) and one.ndim == 1 for one in x):
+            return None
+        widths = sorted({len(row) for row in x})
+        if len(widths) > 1:
+            raise DataError(
+                f"rows of features have {widths[0]} to {widths[-1]} numbers; expected as many in "
+                "each row."
+            )
+        rows = np.stack([array_of(r, "the features") if isinstance(r, Tensor) else r for r in x])
+    if rows.ndim != 2 or rows.dtype.kind not in "fiu":
+        return None
+    with np.errstate(over="ignore"):  # `Dataset` refuses infinity
+        return np.ascontiguousarray(rows, dtype=np.float32)
+
+
 def _pixels(x: Any, size: int | None, channels: int | None) -> Pixels:
     """Return images as uint8 [n, H, W, C]."""
     if channels is not None:
@@ -243,7 +266,8 @@ def _image(one: Any, i: int, size: int | None, channels: int | None) -> Pixels:
     if not isinstance(one, np.ndarray) or one.ndim not in (2, 3):
         raise DataError(
             f"example {i} is of type {type(one).__name__}; expected an image (an array [H, W] or "
-            "[H, W, C], a PIL image, a path, or bytes of a file), or a text."
+            "[H, W, C], a PIL image, a path, or bytes of a file), a text, or "
+            "features (an array [d])."
         )
     pixels = as_bytes(one, f"image {i}")
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels

@@ -118,6 +118,12 @@ class Config:
         return "redealt" in asks and not isinstance(self.partition, Redealt)
 
     @property
+    def training_episode(self) -> EpisodeSpec | None:
+        """The episodes that each client must be able to form; None if any example will do."""
+        method = METHODS[self.settings["method"]["name"]]
+        return self.episode if method.trains_on_episodes else None
+
+    @property
     def changed_meaning(self) -> str:
         """Text on settings that meant something else in older versions; "" if there are none."""
         meant: str = METHODS[self.settings["method"]["name"]].changed_meaning(self.settings)

@@ -235,7 +235,7 @@ Beside the sections there are `name`, the name of the run and its folder, and `s
 |---|---|---|"""
 _HEAD = "[All options](index.md). `fedshot options --markdown docs/options` writes this page.\n"
 _FAMILIES = {"base": "controls", "fedfsl": "FedFSL", "f2l": "F2L", "frl": "few-round learning",
-             "personal": "personal models"}  # fmt: skip
+             "one_round": "one round", "personal": "personal models"}  # fmt: skip
 
 
 def _row(option: Option) -> str:

@@ -1,4 +1,4 @@
-"""Labelled images or texts in memory.
+"""Labelled images, texts or features in memory.
 
 A dataset is a few arrays, never a list of objects. The arrays may be memory-mapped. Clients store
 row numbers, not copies.
@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +24,20 @@ if TYPE_CHECKING:  # class_split imports this module
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Pixels: TypeAlias = npt.NDArray[np.uint8]
+Features: TypeAlias = npt.NDArray[np.float32]
+Kind: TypeAlias = Literal["images", "text", "features"]
 T = TypeVar("T")
 
-_CHUNK = 1 << 24  # bytes of images hashed at a time
+_CHUNK = 1 << 24  # bytes of images or features hashed at a time
 _FEW = 5  # maximum number of classes in an error
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images `x` (uint8 [n, H, W, C]), or texts (`Tokens`), and class numbers `y` (int64 [n]).
+    """Examples `x` and their class numbers `y` (int64 [n]).
+
+    Examples are images (uint8 [n, H, W, C]), texts (`Tokens`), or features that an encoder has
+    computed (float32 [n, d]).
 
     `users` are user numbers from 0 on, never names. `standard` is the class split that the data
     define, if any. `skipped` describes the files that were skipped. Examples with the same number
@@ -41,7 +46,7 @@ class Dataset:
     """
 
     name: str
-    x: Pixels | Tokens
+    x: Pixels | Tokens | Features
     y: Ints
     class_names: tuple[str, ...]
     users: Ints | None = None
@@ -52,9 +57,9 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if not isinstance(self.x, Tokens):
-            _check_pixels(self.name, self.x)
+            _check_array(self.name, self.x)
         y, n = self.y, len(self.x)
-        noun = "text" if self.is_text else "image"
+        noun = {"images": "image", "text": "text", "features": "row of features"}[self.kind]
         for name, numbers in (("labels", y), ("users", self.users), ("groups", self.groups)):
             if numbers is not None and (numbers.dtype != np.int64 or numbers.shape != (n,)):
                 raise DataError(
@@ -86,9 +91,16 @@ class Dataset:
         return len(self.class_names)
 
     @property
+    def kind(self) -> Kind:
+        """What the examples are."""
+        if isinstance(self.x, Tokens):
+            return "text"
+        return "images" if self.x.ndim == 4 else "features"
+
+    @property
     def is_text(self) -> bool:
-        """Whether the examples are texts; otherwise they are images."""
-        return isinstance(self.x, Tokens)
+        """Whether the examples are texts."""
+        return self.kind == "text"
 
     @property
     def remarks(self) -> list[str]:
@@ -98,14 +110,19 @@ class Dataset:
 
     @property
     def pixels(self) -> Pixels:
-        """The images; raises DataError for texts."""
-        if isinstance(self.x, Tokens):
-            raise DataError(f"{self.name} holds texts; this needs images")
-        return self.x
+        """The images; raises DataError for texts and features."""
+        if self.kind != "images":
+            noun = "texts" if self.is_text else "features"
+            raise DataError(f"{self.name} holds {noun}; this needs images")
+        return self.x  # type: ignore[return-value]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The (height, width, channels) of an image, or (longest length, vector size) of a text."""
+        """The shape of an example.
+
+        It is (height, width, channels) for images, (longest length, vector size) for texts, and
+        (number of features,) for features.
+        """
         if isinstance(self.x, Tokens):
             return self.x.cut, self.x.dim
         return self.x.shape[1:]
@@ -133,7 +150,7 @@ class Dataset:
         return sha.hexdigest()
 
     def images_of(self, classes: Iterable[int]) -> Ints:
-        """Return the sorted row numbers of the images (or texts) of these classes."""
+        """Return the sorted row numbers of the examples of these classes."""
         wanted = np.zeros(self.n_classes, dtype=bool)
         for c in classes:
             if not 0 <= c < self.n_classes:
@@ -143,6 +160,10 @@ class Dataset:
                 )
             wanted[c] = True
         return np.flatnonzero(wanted[self.y]).astype(np.int64, copy=False)
+
+
+def _check_array(name: str, x: npt.NDArray[Any]) -> None:
+    (_check_features if x.dtype.kind == "f" else _check_pixels)(name, x)
 
 
 def _check_pixels(name: str, x: Pixels) -> None:
@@ -158,6 +179,27 @@ def _check_pixels(name: str, x: Pixels) -> None:
         )
     if x.size == 0:
         raise DataError(f"{name}: images are {list(x.shape)}; expected at least one image")
+
+
+def _check_features(name: str, x: Features) -> None:
+    if x.dtype != np.float32 or x.ndim != 2 or x.size == 0:
+        raise DataError(
+            f"{name}: features are {x.dtype}{list(x.shape)}; expected float32[n, d], with at least "
+            "one row and one column. Reshape and cast them first."
+        )
+    if not x.flags.c_contiguous:
+        raise DataError(
+            f"{name}: features are not contiguous in memory; expected C order. "
+            "Pass np.ascontiguousarray(x)."
+        )
+    rows = max(1, _CHUNK // x[0].nbytes)
+    for start in range(0, len(x), rows):
+        bad = np.flatnonzero(~np.isfinite(x[start : start + rows]).all(axis=1))
+        if len(bad):
+            raise DataError(
+                f"{name}: row {start + bad[0]} holds NaN or infinity; expected finite features. "
+                "Remove the row, or compute its features again."
+            )
 
 
 def check_classes(where: object, noun: str, y: Ints, names: Sequence[str], fix: str) -> None:

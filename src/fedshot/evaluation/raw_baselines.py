@@ -1,4 +1,4 @@
-"""Baselines without an encoder: class means of the raw input, and a linear model of word counts.
+"""Baselines without training: class means of the input, and a linear model of word counts.
 
 They predict the same test episodes as the method, with the support sets as their only training
 data. They are reported with every result, since a method far above chance may be worse than these.
@@ -21,19 +21,22 @@ from fedshot.nn.prototypes import class_means, nearest_prototypes
 from fedshot.protocol.method import predict_at_server
 
 PIXELS, WORDS, TF_IDF = "raw pixels", "mean word vectors", "TF-IDF, logistic regression"
+FEATURES = "given features"
 
 
 def raw_baselines(dataset: Dataset, episodic_test: EpisodicTest) -> dict[str, Score]:
     """Return the score of each baseline on a test, by name.
 
-    The baseline of images is "raw pixels"; those of texts are "mean word vectors" and "TF-IDF,
-    logistic regression". If an episode is split among a group of clients, the baselines use the
-    support examples of all of them.
+    The baseline of images is "raw pixels", that of features "given features"; those of texts are
+    "mean word vectors" and "TF-IDF, logistic regression". If an episode is split among a group of
+    clients, the baselines use the support examples of all of them.
     """
     baselines: Mapping[str, Callable[[EvalEpisode], Tensor]] = {PIXELS: pixel_logits}
     if isinstance(dataset.x, Tokens):
         table = torch.from_numpy(dataset.x.table)
         baselines = {WORDS: lambda e: word_vector_logits(e, table), TF_IDF: tf_idf_logits}
+    elif dataset.kind == "features":
+        baselines = {FEATURES: feature_logits}
     return {
         name: score(predict_at_server(logits, episodic_test.eval_episodes), episodic_test)
         for name, logits in baselines.items()
@@ -42,8 +45,14 @@ def raw_baselines(dataset: Dataset, episodic_test: EpisodicTest) -> dict[str, Sc
 
 def pixel_logits(eval_episode: EvalEpisode) -> Tensor:
     """Return logits [queries, way]: minus the squared distance to the class mean of the pixels."""
-    support = eval_episode.support_x.flatten(1).double() / 255
-    query = eval_episode.query_x.flatten(1).double() / 255
+    support, query = eval_episode.support_x.double() / 255, eval_episode.query_x.double() / 255
+    return feature_logits(eval_episode._replace(support_x=support, query_x=query))
+
+
+def feature_logits(eval_episode: EvalEpisode) -> Tensor:
+    """Return logits [queries, way]: minus the squared distance to the class mean of the input."""
+    support = eval_episode.support_x.flatten(1).double()
+    query = eval_episode.query_x.flatten(1).double()
     means = class_means(support, eval_episode.support_y, len(eval_episode.classes))
     # `nearest_prototypes` would allocate a number for every query, class and pixel.
     return -torch.cdist(query, means, compute_mode="donot_use_mm_for_euclid_dist").square()

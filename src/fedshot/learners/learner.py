@@ -111,7 +111,7 @@ def check_body(model: Model, learner: str) -> None:
     if getattr(model.backbone, "hidden", None) == ():
         raise ConfigError(
             f"model.backbone.hidden is []: without a layer {learner} has no parameters to train. "
-            "Give at least one width, such as [64]."
+            "Give at least one width, such as [64], or use a method without training: fedncm."
         )
 
 

@@ -33,7 +33,13 @@ def common_questions(model: Model, n: int) -> tuple[EvalEpisode, ...]:
     text = model.table is not None
     shape = model.shape[:1] if text else model.shape
     words = 0 if model.table is None else len(model.table)
-    return tuple(_draw(shape, words, _ways(model), u) for u in range(n))
+    drawn = (_draw(shape, words, _ways(model), u) for u in range(n))
+    if model.kind != "features":
+        return tuple(drawn)
+    return tuple(  # bytes become numbers from -1 to 1
+        one._replace(support_x=one.support_x / 127.5 - 1, query_x=one.query_x / 127.5 - 1)
+        for one in drawn
+    )
 
 
 def _ways(model: Model) -> int:

@@ -25,6 +25,9 @@ from fedshot.methods.frl.frl_finetune import FRLFinetune
 from fedshot.methods.frl.frl_frozen import FRLFrozen
 from fedshot.methods.frl.frl_one_shot import FRLOneShot
 from fedshot.methods.frl.frl_personal import FRLPersonal
+from fedshot.methods.one_round.fed3r import FED3R
+from fedshot.methods.one_round.fedcgs import FedCGS
+from fedshot.methods.one_round.fedncm import FedNCM
 from fedshot.methods.personal.ditto import Ditto
 from fedshot.methods.personal.fedavg import FedAvg
 from fedshot.methods.personal.fedfomo import FedFomo
@@ -38,10 +41,10 @@ from fedshot.methods.personal.pfedme import PFedMe
 from fedshot.methods.registry import METHODS, register
 
 __all__ = [
-    "F2L", "FRL", "METHODS", "Ditto", "FLProto", "FRLFedAvg", "FRLFinetune", "FRLFrozen",
-    "FRLOneShot", "FRLPersonal", "FSLLocal", "FedAvg", "FedAvgProbe", "FedBABU", "FedFSLMI",
-    "FedFSLMIAdv", "FedFSLNaive", "FedFSLProx", "FedFomo", "FedMeta", "FedProto", "FedProx",
-    "FedRep", "HeurFedAMP", "PFedFSL", "PFedMe", "PerFedAvg", "register",
+    "F2L", "FED3R", "FRL", "METHODS", "Ditto", "FLProto", "FRLFedAvg", "FRLFinetune", "FRLFrozen",
+    "FRLOneShot", "FRLPersonal", "FSLLocal", "FedAvg", "FedAvgProbe", "FedBABU", "FedCGS",
+    "FedFSLMI", "FedFSLMIAdv", "FedFSLNaive", "FedFSLProx", "FedFomo", "FedMeta", "FedNCM",
+    "FedProto", "FedProx", "FedRep", "HeurFedAMP", "PFedFSL", "PFedMe", "PerFedAvg", "register",
 ]  # fmt: skip
 
 

@@ -20,6 +20,9 @@ from fedshot.methods.frl.frl_finetune import FRLFinetune
 from fedshot.methods.frl.frl_frozen import FRLFrozen
 from fedshot.methods.frl.frl_one_shot import FRLOneShot
 from fedshot.methods.frl.frl_personal import FRLPersonal
+from fedshot.methods.one_round.fed3r import FED3R
+from fedshot.methods.one_round.fedcgs import FedCGS
+from fedshot.methods.one_round.fedncm import FedNCM
 from fedshot.methods.personal.ditto import Ditto
 from fedshot.methods.personal.fedavg import FedAvg
 from fedshot.methods.personal.fedfomo import FedFomo
@@ -51,6 +54,9 @@ METHODS: dict[str, type[Any]] = {
         FRLOneShot,
         FRLPersonal,
         FSLLocal,
+        FedNCM,
+        FedCGS,
+        FED3R,
         FedAvg,
         FedProx,
         Ditto,

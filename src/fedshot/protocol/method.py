@@ -119,6 +119,7 @@ class Method(ABC, Generic[S]):
 
     name: ClassVar[str] = ""  # in configurations and tables
     test_norm: ClassVar[str] = "running"  # what model.norm_policy "method" stands for
+    trains_on_episodes: ClassVar[bool] = True  # if not, any client with an example takes part
 
     model: Model
     episode: EpisodeSpec

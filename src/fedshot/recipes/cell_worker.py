@@ -144,11 +144,12 @@ def _summary(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dic
 
 
 def pixels(prepared: PreparedRun, result: Mapping[str, Any]) -> dict[str, float]:
-    """Return accuracy and interval of the raw-pixel baseline (nearest class mean); `{}` for texts.
+    """Return accuracy and interval of the raw-pixel baseline (nearest class mean).
 
-    Both are read from the run's `result` if it contains them, else computed.
+    Without images, return `{}`. Both are read from the run's `result` if it contains them, else
+    computed.
     """
-    if prepared.dataset.is_text:
+    if prepared.dataset.kind != "images":
         return {}
     if known := result.get("baselines", {}).get(PIXELS):
         return {name: known[name] for name in ("accuracy", "interval")}

@@ -17,6 +17,7 @@ from fedshot.reports.partition_plots import class_histogram, one_client_picture,
 from fedshot.reports.sheet import contact_sheet
 from fedshot.runs.prepare import FederatedDataset
 
+_NOUNS = {"images": "images", "text": "texts", "features": "examples"}
 _ROWS = 20  # maximum number of classes on the contact sheet
 _CLIENTS = (2, 5, 10, 20, 30)  # numbers of clients compared in the last picture
 
@@ -24,13 +25,15 @@ _CLIENTS = (2, 5, 10, 20, 30)  # numbers of clients compared in the last picture
 def facts(federated: FederatedDataset) -> list[str]:
     """Return lines of text on the data, the split and the partition, without names of users."""
     data, sizes = federated.dataset, federated.client_split.train.sizes
-    noun = "texts" if data.is_text else "images"
-    if data.is_text:
-        kind_of_x = f"texts of at most {data.shape[0]} words"
-    else:
-        kind_of_x = f"images of {' x '.join(map(str, data.shape))}"
+    noun = _NOUNS[data.kind]
+    shapes = {
+        "images": f"images of {' x '.join(map(str, data.shape))}",
+        "text": f"texts of at most {data.shape[0]} words",
+        "features": f"examples of {data.shape[0]} features",
+    }
     lines = [
-        f"{data.name}: {len(data)} {kind_of_x}, {data.n_classes} classes, hash {data.digest[:12]}",
+        f"{data.name}: {len(data)} {shapes[data.kind]}, {data.n_classes} classes, "
+        f"hash {data.digest[:12]}",
         f"split: {_split(federated)}",
         f"partition {federated.config.settings['partition']['name']}: "
         f"{count(len(sizes), 'client')} with {sizes.min()} to {sizes.max()} {noun}, "
@@ -55,10 +58,10 @@ def pictures(federated: FederatedDataset, folder: Path) -> dict[Path, str]:
     """
     data = federated.dataset
     folder.mkdir(parents=True, exist_ok=True)
-    noun = "texts" if data.is_text else "images"
+    noun = _NOUNS[data.kind]
     written: dict[Path, str] = {}
     trained = np.unique(data.y[federated.rows.base])
-    if not data.is_text:
+    if data.kind == "images":
         path = folder / f"{data.name}-classes.png"
         scale = max(1, 56 // max(data.shape[:2]))
         some = trained[np.linspace(0, len(trained) - 1, min(_ROWS, len(trained))).astype(int)]

@@ -36,7 +36,7 @@ def own_features(run: Experiment, client: int, *, original: bool = False) -> Spa
     The model is that of the chosen round. With `original`, the points are pixels in [0, 1] instead.
 
     Raises ConfigError for a client that is not tested, for methods other than pFedFSL, and for
-    `original` with texts.
+    `original` with other data than images.
     """
     episodic_test, method = run.prepared.test, run.method
     if not method.traits.stores_client_models:
@@ -46,8 +46,8 @@ def own_features(run: Experiment, client: int, *, original: bool = False) -> Spa
     owners = episodic_test.owners or ()
     if client not in owners:
         raise ConfigError(f"client {client} is not tested; the tested clients are {list(owners)}.")
-    if original and run.prepared.dataset.is_text:
-        raise ConfigError("original is true, but texts have no pixels; leave it out.")
+    if original and run.prepared.dataset.kind != "images":
+        raise ConfigError("original is true, but the data have no pixels; leave it out.")
     u = owners.index(client)
     eval_episode = episodic_test.eval_episodes[u]
     if original:

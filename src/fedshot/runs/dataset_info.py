@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError
 from fedshot.core.records import Whole
-from fedshot.data.dataset import Dataset
+from fedshot.data.dataset import Dataset, Kind
 from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.tokens import Tokens
 
@@ -38,7 +38,7 @@ class _InfoNote(TypedDict):
 
     name: str
     digest: str
-    shape: Annotated[list[Annotated[int, Field(ge=1, lt=2**16)]], Field(min_length=2, max_length=3)]
+    shape: Annotated[list[Annotated[int, Field(ge=1, lt=2**24)]], Field(min_length=1, max_length=3)]
     class_names: list[str]
     base: list[Whole]
     validation: list[Whole]
@@ -46,7 +46,7 @@ class _InfoNote(TypedDict):
     examples: Whole
     dealt: Annotated[int, Field(ge=1, lt=10**8)]
     clients: Annotated[list[Whole], Field(min_length=1)]
-    kind: Literal["text", "images"]
+    kind: Kind
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class DatasetInfo:
     Args:
         name: name of the dataset.
         digest: hash of its content.
-        shape: (height, width, channels) of images, or (maximum length, d) of texts.
+        shape: (height, width, channels) of images, (maximum length, d) of texts, or (d,) of
+            features.
         class_names: names of all classes, by number.
         base: class numbers of the training classes.
         validation: class numbers of the validation classes.
@@ -108,8 +109,15 @@ class DatasetInfo:
 
     @property
     def is_text(self) -> bool:
-        """Whether the examples are texts rather than images."""
+        """Whether the examples are texts."""
         return self.table is not None
+
+    @property
+    def kind(self) -> Kind:
+        """What the examples are."""
+        if self.is_text:
+            return "text"
+        return "features" if len(self.shape) == 1 else "images"
 
     def write(self, folder: Path) -> None:
         """Write the information into a run's folder.
@@ -120,8 +128,7 @@ class DatasetInfo:
             text = "\n".join(self.words).encode("utf-8", "surrogateescape")
             words = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             storage.write(folder / WORDS, {"table": self.table, "words": words}, sync=False)
-        stored = {name: getattr(self, name) for name in _InfoNote.__annotations__ if name != "kind"}
-        stored["kind"] = "text" if self.is_text else "images"
+        stored = {name: getattr(self, name) for name in _InfoNote.__annotations__}
         data = json.dumps(stored, indent=1, sort_keys=True) + "\n"
         storage.write_bytes(folder / FILE, data.encode(), sync=False)
 

@@ -82,7 +82,7 @@ class FederatedDataset:
             self._check_own_tests()
         self._check_groups()
         self.left_out = infeasible_clients(
-            self.dataset, self.client_split.train, config.episode, divides=config.divides
+            self.dataset, self.client_split.train, config.training_episode, divides=config.divides
         )
         self.clients = [c for c in range(len(self.client_split.train)) if c not in self.left_out]
 

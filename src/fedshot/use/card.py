@@ -172,6 +172,8 @@ def _use(run: TrainedRun, encoders: Sequence[str]) -> list[str]:
             "an unknown word, and for others the line number in words.txt plus 1 (the first line "
             "is word 2)"
         )
+    elif run.dataset_info.kind == "features":
+        takes = f"float [n, {shape}], the features on which the run was trained"
     else:
         takes = (
             f"uint8 [n, {shape}] (height, width, channels), {preprocessing(run)}; the program "

@@ -81,8 +81,8 @@ def _nodes(node: Tree, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
 class Encoder(nn.Module):
     """An encoder for the batch-norm policies "running" and "transductive".
 
-    It maps images uint8 [n, H, W, C], or texts int32 [n, L], to features float [n, d]. With
-    "transductive", the features of an example depend on the other examples.
+    It maps images uint8 [n, H, W, C], texts int32 [n, L] or features float [n, D] to features float
+    [n, d]. With "transductive", the features of an example depend on the other examples.
     """
 
     def __init__(self, model: Model, body: Tree, stats: Tree) -> None:
@@ -153,6 +153,8 @@ def _put(module: nn.Module, name: str, of: Tree) -> dict[str, str]:
 def example(model: Model, n: int, seed: int = 0) -> Tensor:
     """Return n random examples of the input shape of a model."""
     random = torch.Generator().manual_seed(seed)
+    if model.kind == "features":
+        return torch.randn(n, *model.shape, generator=random)
     if model.table is None:
         return torch.randint(0, 256, (n, *model.shape), generator=random, dtype=torch.uint8)
     words = torch.randint(1, len(model.table), (n, model.shape[0]), generator=random)

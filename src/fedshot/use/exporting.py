@@ -138,13 +138,13 @@ def _description(run: TrainedRun, module: Encoder) -> dict[str, Any]:
         "dtype": model.dtype,
         "features": model.out_features,
         "inputs": ["support", "query"] if isinstance(module, TaskEncoder) else ["examples"],
-        "kind": "text" if run.dataset_info.is_text else "images",
+        "kind": run.dataset_info.kind,
         "norm_policy": model.norm_policy,
         "pixel_mean": model.pixel_mean,
         "pixel_std": model.pixel_std,
         "shape": list(model.shape),
     }
-    if not run.dataset_info.is_text:
+    if run.dataset_info.kind == "images":
         found["pixels"] = preprocessing(run)
     return found
 

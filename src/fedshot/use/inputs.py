@@ -36,7 +36,9 @@ class Inputs:
 
     def __init__(self, info: DatasetInfo, config: Config) -> None:
         self._info = info
-        self._pictures = None if info.is_text else Pictures.like(config.data, info.shape)
+        self._pictures = None
+        if info.kind == "images":
+            self._pictures = Pictures.like(config.data, info.shape)
         self._sentences = None
         if info.is_text:
             rows = {word: row for row, word in enumerate(info.words, start=FIRST_WORD)}
@@ -44,12 +46,16 @@ class Inputs:
             self._sentences = Sentences(rows, info.shape[0], keep, config.data)
 
     def __call__(self, x: Any) -> Tensor:
-        """Return images as uint8 [n, H, W, C], or texts as int32 [n, L] padded to the longest.
+        """Return images as uint8 [n, H, W, C], texts as int32 [n, L], or features, float32 [n, d].
+
+        Texts are padded to the longest.
 
         Raises InputError, which names the example, if an example is invalid.
         """
         x = array_of(x, "the examples") if isinstance(x, Tensor) else _listed(x)
         try:
+            if self._info.kind == "features":
+                return self._features(x)
             return self._texts(x) if self._pictures is None else self._images(x, self._pictures)
         except InputError:
             raise
@@ -58,6 +64,11 @@ class Inputs:
 
     def one(self, path: Path) -> Tensor:
         """Return the example in a file. Raises DataError, which names the file, if unreadable."""
+        if self._info.kind == "features":
+            raise DataError(
+                f"{path}: this run was trained on features, which have no files of their own. Pass "
+                "them to FewShotClassifier in Python, as an array [n, d]."
+            )
         if self._pictures is not None:
             return torch.from_numpy(self._pictures.read(path, path).copy())
         assert self._sentences is not None
@@ -67,6 +78,30 @@ class Inputs:
         """Return a text as an example. Raises DataError with its `name` if no word has a vector."""
         assert self._sentences is not None
         return torch.from_numpy(self._sentences.read(text, name))
+
+    def _features(self, x: Any) -> Tensor:
+        d = self._info.shape[0]
+        try:
+            array = np.asarray([_as_array(row, "the features") for row in x] if _is_list(x) else x)
+            if array.dtype.kind not in "fiu":
+                raise ValueError(f"they are {array.dtype}")
+        except (ValueError, TypeError) as error:
+            raise InputError(
+                f"the features are not an array of numbers: {error}. Expected float [n, {d}]."
+            ) from None
+        if array.size == 0:
+            return torch.empty((0, d))
+        if array.ndim != 2 or array.shape[1] != d:
+            raise InputError(
+                f"the features are an array of shape {list(array.shape)}; expected [n, {d}], as in "
+                "the run's data. Put a single row into a list."
+            )
+        with np.errstate(over="ignore"):  # infinity is refused below
+            array = array.astype(np.float32)
+        bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
+        if len(bad):
+            raise InputError(f"row {bad[0]} of the features holds NaN or infinity. Remove it.")
+        return torch.from_numpy(array)
 
     def _images(self, x: Any, pictures: Pictures) -> Tensor:
         array = x if isinstance(x, np.ndarray) else None
@@ -160,8 +195,8 @@ def padded(rows: Sequence[Tensor]) -> Tensor:
 
 
 def joined(a: Tensor, b: Tensor) -> Tensor:
-    """Return the examples of `a` and `b`; texts are padded to the longest."""
-    return torch.cat([a, b]) if a.ndim > 2 else padded([*a, *b])
+    """Return the examples of `a` and `b`; texts, int32, are padded to the longest."""
+    return padded([*a, *b]) if a.dtype == torch.int32 else torch.cat([a, b])
 
 
 def as_bytes(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:

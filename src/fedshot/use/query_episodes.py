@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedshot.learners.feature_cache import EpisodeIndex
 from fedshot.learners.learner import EvalEpisode, LazyEpisodes
-from fedshot.use.inputs import padded
+from fedshot.use.inputs import joined
 
 CHUNK = 256  # maximum number of queries of an episode, which bounds the memory
 
@@ -20,7 +20,7 @@ class QueryEpisodes(LazyEpisodes):
     All examples are indexed, the support first, so that an encoder embeds the support only once.
 
     Args:
-        support: examples, uint8 [n, H, W, C] or int32 [n, L].
+        support: examples, uint8 [n, H, W, C], int32 [n, L] or float [n, d].
         codes: labels of the support, int64 [n], 0..way-1.
         query: examples of the same shape and type as the support.
         classes: class numbers of the labels, given to the method, int64 [way].
@@ -39,8 +39,7 @@ class QueryEpisodes(LazyEpisodes):
         whole: bool = False,
     ) -> None:
         self._n = len(support)
-        both = torch.cat([support, query]) if support.ndim > 2 else padded([*support, *query])
-        self._x = both.to(device)
+        self._x = joined(support, query).to(device)
         self._codes, self._classes = codes.to(device), classes.to(device)
         self._chunk = max(1, len(query)) if whole else CHUNK
 

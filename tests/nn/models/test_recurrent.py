@@ -117,7 +117,7 @@ def test_text_backbones_are_registered_and_say_what_they_are() -> None:
     assert (BACKBONES["gru"], BACKBONES["bilstm"]) == (GRU, BiLSTM)
     for net in (GRU(), BiLSTM()):
         assert isinstance(net, Backbone)
-        assert (net.takes, net.norm_policies, net.vmappable) == ("text", ("running",), False)
+        assert (net.takes, net.norm_policies, net.vmappable) == (("text",), ("running",), False)
     assert GRU(kernel="cell").vmappable
     assert BiLSTM(kernel="cell").vmappable
 

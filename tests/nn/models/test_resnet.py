@@ -66,7 +66,7 @@ def test_resnet12_is_registered_and_says_what_it_is() -> None:
     assert BACKBONES["resnet12"] is ResNet12
     net = ResNet12()
     assert isinstance(net, Backbone)
-    assert (net.takes, net.vmappable) == ("images", True)
+    assert (net.takes, net.vmappable) == (("images",), True)
     assert net.norm_policies == ("running", "support", "transductive")
     assert net.out_features((84, 84, 3)) == 512
 

@@ -49,8 +49,11 @@ class Augment:
         """Raise DataError if these changes do not fit the dataset."""
         if not self.active:
             return
-        if dataset.is_text:
-            raise DataError("episode.augment applies to images; this dataset has texts. Remove it.")
+        if dataset.kind != "images":
+            noun = "texts" if dataset.is_text else "features"
+            raise DataError(
+                f"episode.augment applies to images; this dataset has {noun}. Remove it."
+            )
         side = min(dataset.shape[:2])
         if self.crop_padding >= side:
             raise DataError(

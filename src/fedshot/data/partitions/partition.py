@@ -119,13 +119,16 @@ def able_classes(dataset: Dataset, partition: Partition, needed: int) -> Ints:
 
 
 def infeasible_clients(
-    dataset: Dataset, partition: Partition, spec: EpisodeSpec, *, divides: bool = False
+    dataset: Dataset, partition: Partition, spec: EpisodeSpec | None, *, divides: bool = False
 ) -> dict[int, str]:
     """Return the clients that cannot form every episode of `spec`, each with the reason.
 
-    With `divides`, each client divides all its images into a support set and a query set; it is
-    also infeasible if its support set is empty.
+    If `spec` is None, only a client without examples is infeasible. With `divides`, each client
+    divides all its images into a support set and a query set; it is also infeasible if its support
+    set is empty.
     """
+    if spec is None:
+        return {int(k): "has no examples" for k in np.flatnonzero(partition.sizes == 0)}
     able = able_classes(dataset, partition, spec.min_images)
     found = {int(k): spec.shortage(int(able[k])) for k in np.flatnonzero(able < spec.min_classes)}
     if divides:

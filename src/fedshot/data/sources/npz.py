@@ -1,4 +1,4 @@
-"""Images and labels from an .npz file."""
+"""Images, or features, and labels from an .npz file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _UNPACKED = 1 << 30  # bytes that any array may have; drawings compress 600 to 1
 class Npz(Source):
     """Arrays from an .npz file: `x`, `y`, and optionally `class_names`, `users` and `groups`.
 
-    `x` is uint8 [n, H, W] or [n, H, W, C]. Files with Python objects are refused, since reading
+    `x` is images, uint8 [n, H, W] or [n, H, W, C], or features that an encoder has computed, float
+    [n, d]. Files with Python objects are refused, since reading
     them could run code. Users are renumbered from 0, in ascending order. Examples of one group are
     nearly alike, such as frames of one video: within a class, an episode never has examples of one
     group in both support and query set.
@@ -47,9 +48,13 @@ class Npz(Source):
         del data_dir
         arrays = _read(Path(self.path).expanduser())
         x = arrays["x"]
-        if x.dtype != np.uint8:
+        if x.dtype.kind == "f" and x.ndim == 2:
+            with np.errstate(over="ignore"):  # infinity is refused below
+                x = x.astype(np.float32, copy=False)
+        elif x.dtype != np.uint8:
             raise DataError(
-                f"{self.path}: images are {x.dtype}, expected uint8. Scale to 0..255 and write "
+                f"{self.path}: x is {x.dtype}{list(x.shape)}; expected images, uint8 [n, height, "
+                "width, channels], or features, float [n, d]. Scale pixels to 0..255 and write "
                 "x.round().astype(np.uint8)."
             )
         if x.ndim == 3:

@@ -320,7 +320,7 @@ def _full_dataset(found: dict[str, Any], notes: dict[str, Any]) -> Dataset:
             found["ids"], np.append(0, np.cumsum(sizes)), found["table"], int(notes["cut"])
         )
     else:
-        x = np.zeros((n, *found["x"].shape[1:]), dtype=np.uint8)
+        x = np.zeros((n, *found["x"].shape[1:]), dtype=found["x"].dtype)
         x[rows] = found["x"]
     names = tuple(map(str, notes["class_names"]))
     return Dataset(str(notes["name"]), x, y, names, known_digest=str(notes["dataset"]))

@@ -149,7 +149,7 @@ def pack_client(
     dataset, remarks = Classes.of(config).of_part(dataset, ["base"])
     rows = np.arange(len(dataset), dtype=np.int64)
     lacking = infeasible_clients(
-        dataset, Partition.of([rows]), config.episode, divides=config.divides
+        dataset, Partition.of([rows]), config.training_episode, divides=config.divides
     )
     if lacking:
         refused = f"client {client} cannot form {config.episode.whole_text}: it {lacking[0]}."

@@ -1,4 +1,4 @@
-"""Backbones: networks that compute one row of features for each image or text."""
+"""Backbones: networks that compute one row of features for each example."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ from fedshot.nn.models.resnet import ResNet12
 
 @runtime_checkable
 class Backbone(Protocol):
-    """Computes features of prepared images or texts. It holds configuration only; see `Model`.
+    """Computes features of prepared examples. It holds configuration only; see `Model`.
 
     Prepared images are float [n, C, H, W] for a `shape` of (H, W, C). Prepared texts are float
     [n, L, d + 1]: word vectors, and a last column that is 1 for a word and 0 for the padding after
-    the words. Their `shape` is (maximal length, d); L is at most the maximal length.
+    the words. Their `shape` is (maximal length, d); L is at most the maximal length. Prepared
+    features are float [n, d] for a `shape` of (d,).
     """
 
     @property
-    def takes(self) -> Literal["images", "text"]:
-        """Whether the input is images or text."""
+    def takes(self) -> tuple[Literal["images", "text", "features"], ...]:
+        """The kinds of examples that the input can be."""
         ...
 
     @property
@@ -78,11 +79,11 @@ class MLP:
     The features are the output of the last hidden layer. Small layers are faster under `vmap`.
 
     Args:
-        hidden: widths of the hidden layers; if there are none, the pixels are the features.
+        hidden: widths of the hidden layers; if there are none, the input is the features.
         dropout: rate after each layer.
     """
 
-    takes: ClassVar[Literal["images"]] = "images"
+    takes: ClassVar[tuple[Literal["images", "features"], ...]] = ("images", "features")
     vmappable: ClassVar[bool] = True
     norm_policies: ClassVar[tuple[str, ...]] = ("running",)
 
@@ -132,7 +133,7 @@ class Conv4:
             ReLU before batch norm, as some papers list it, and the pool last.
     """
 
-    takes: ClassVar[Literal["images"]] = "images"
+    takes: ClassVar[tuple[Literal["images"], ...]] = ("images",)
     vmappable: ClassVar[bool] = True
     norm_policies: ClassVar[tuple[str, ...]] = ("running", "support", "transductive")
 

@@ -19,11 +19,11 @@ _BY_FILTERS = (torch.conv2d, F.linear)
 _PRODUCTS = (torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 
-def step_flops(model: Model, images: int) -> int:
+def step_flops(model: Model, examples: int) -> int:
     """Return the multiplications and additions of one forward and backward pass.
 
-    They are counted in the convolutions and matrix products of a forward pass of two images, and
-    scaled to `images`. The number is multiplied by three: a backward pass has two products for
+    They are counted in the convolutions and matrix products of a forward pass of two examples, and
+    scaled to `examples`. The number is multiplied by three: a backward pass has two products for
     each. Recurrent layers are small and not counted, so the number for texts is 0. The forward pass
     is in float64, for which torch operations run instead of the C kernels.
     """
@@ -31,12 +31,12 @@ def step_flops(model: Model, images: int) -> int:
         return 0
     model = replace(model, dtype="float64", bf16=False)
     params, stats = model.init(Key(0))
-    height, width, channels = model.shape
-    x = torch.zeros(2, channels, height, width, dtype=model.torch_dtype)
+    *sides, channels = model.shape
+    x = torch.zeros(2, channels, *sides, dtype=model.torch_dtype)
     counter = _Counter()
     with torch.no_grad(), arithmetic(1), counter:  # one thread: starts no OpenMP threads
         model.features(params, stats, x, Mode(norm="batch"))
-    return 3 * counter.flops * images // 2
+    return 3 * counter.flops * examples // 2
 
 
 class _Counter(TorchFunctionMode):

@@ -24,6 +24,11 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 NormPolicy = Literal["running", "support", "transductive", "group"]
 NORM_POLICIES = get_args(NormPolicy)
+_SHAPES = {
+    "images": ("height", "width", "channels"),
+    "text": ("longest length", "d"),
+    "features": ("number of features",),
+}
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,8 @@ class Model:
     Parameters are `{"body": ..., "head": ...}`, without "head" if there is none. Statistics are
     `{}` unless `norm_policy` is "running".
 
-    `shape` is (height, width, channels) for images. For texts it is (maximal length, d), and
-    `table` [V, d] holds the frozen word vectors, with row 0 for padding.
+    `shape` is (height, width, channels) for images, and (d,) for features. For texts it is (maximal
+    length, d), and `table` [V, d] holds the frozen word vectors, with row 0 for padding.
 
     `norm_policy` selects the batch-norm statistics at test. Values:
 
@@ -64,7 +69,7 @@ class Model:
         check_word("norm_policy", self.norm_policy, NORM_POLICIES)
         if self.dtype not in _DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; expected 'float32' or 'float64'.")
-        if self.bf16 and (self.dtype != "float32" or self.table is not None):
+        if self.bf16 and (self.dtype != "float32" or self.kind != "images"):
             raise ConfigError(
                 "bf16 needs images and float32: bfloat16 rounds to 8 bits, which defeats float64, "
                 "and recurrent nets are not faster with it. Leave it off."
@@ -76,20 +81,28 @@ class Model:
 
     def _check_kind(self) -> None:
         """Raise ConfigError if shape, table or backbone do not fit images, or texts."""
-        given = "images" if self.table is None else "text"
-        names = "(height, width, channels)" if given == "images" else "(longest length, d)"
-        if len(self.shape) != (3 if given == "images" else 2) or min(self.shape) < 1:
-            raise ConfigError(f"shape is {self.shape}; expected {names}.")
+        given = self.kind
+        names = _SHAPES[given]
+        if len(self.shape) != len(names) or min(self.shape) < 1:
+            raise ConfigError(f"shape is {self.shape}; expected ({', '.join(names)}).")
         if self.table is not None and (self.table.ndim != 2 or len(self.table.T) != self.shape[1]):
             raise ConfigError(
                 f"table is {list(self.table.shape)}; expected word vectors [V, {self.shape[1]}]."
             )
-        takes = getattr(self.backbone, "takes", "images")
-        if takes != given:
+        takes = getattr(self.backbone, "takes", ("images",))
+        if given not in takes:
             raise ConfigError(
-                f"{type(self.backbone).__name__} takes {takes}, but the data are {given}. Choose a "
-                f"model.backbone for {given}, or other data."
+                f"{type(self.backbone).__name__} takes {' or '.join(takes)}, but the data are "
+                f"{given}. Choose a model.backbone for {given}"
+                f"{', such as mlp,' if given == 'features' else ','} or other data."
             )
+
+    @property
+    def kind(self) -> Literal["images", "text", "features"]:
+        """What the examples are."""
+        if self.table is not None:
+            return "text"
+        return "features" if len(self.shape) == 1 else "images"
 
     @property
     def by_support(self) -> bool:
@@ -122,7 +135,16 @@ class Model:
 
         Texts, int32 [n, L], become float [n, L, d + 1]: word vectors, and a last column that is 1
         for a word, known or not, and 0 for padding.
+
+        Features, float [n, d], are cast to `dtype`.
         """
+        if self.kind == "features":
+            if not x.is_floating_point() or tuple(x.shape[1:]) != self.shape:
+                raise ConfigError(
+                    f"features are {x.dtype} of shape {list(x.shape)}; this model takes floats of "
+                    f"shape [n, {self.shape[0]}]."
+                )
+            return x.to(self.torch_dtype)
         if self.table is not None:
             if x.dtype != torch.int32 or x.ndim != 2:
                 raise ConfigError(
@@ -155,11 +177,11 @@ class Model:
         return torch.cat([self.table, real], dim=1).to(self.torch_dtype)
 
     def features(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-        """Return (features [n, out_features], statistics) of images or texts.
+        """Return (features [n, out_features], statistics) of examples.
 
-        `x` is uint8 [n, H, W, C] or int32 [n, L], or the result of `prepare`.
+        `x` is uint8 [n, H, W, C], int32 [n, L] or float [n, d], or the result of `prepare`.
         """
-        if not x.is_floating_point():
+        if not x.is_floating_point() or self.kind == "features":
             x = self.prepare(x)
         elif self.table is not None:
             if x.ndim != 3 or x.shape[2] != self.shape[1] + 1:

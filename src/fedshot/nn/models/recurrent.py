@@ -36,7 +36,7 @@ class GRU:
         kernel: "fused" is faster; "cell" is for `vmap` and for second derivatives on a GPU.
     """
 
-    takes: ClassVar[Literal["text"]] = "text"
+    takes: ClassVar[tuple[Literal["text"], ...]] = ("text",)
     norm_policies: ClassVar[tuple[str, ...]] = ("running",)
 
     hidden: Width = 128
@@ -82,7 +82,7 @@ class BiLSTM:
         kernel: "fused" is faster; "cell" is for `vmap` and for second derivatives on a GPU.
     """
 
-    takes: ClassVar[Literal["text"]] = "text"
+    takes: ClassVar[tuple[Literal["text"], ...]] = ("text",)
     norm_policies: ClassVar[tuple[str, ...]] = ("running",)
 
     hidden: Width = 50

@@ -64,7 +64,7 @@ class ResNet12:
         features: if above 0, a last linear layer maps to this many features, such as 2 for plots.
     """
 
-    takes: ClassVar[Literal["images"]] = "images"
+    takes: ClassVar[tuple[Literal["images"], ...]] = ("images",)
     vmappable: ClassVar[bool] = True
     norm_policies: ClassVar[tuple[str, ...]] = ("running", "support", "transductive")
 

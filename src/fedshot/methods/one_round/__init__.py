@@ -1,0 +1,1 @@
+"""One-round methods: classifiers in closed form, from sums over the clients' features."""

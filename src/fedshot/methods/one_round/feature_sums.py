@@ -1,0 +1,232 @@
+"""What one-round methods share: sums over features that each client uploads once.
+
+With a fixed encoder, closed-form classifiers depend on the training data only through sums over
+examples. Sums merge exactly, so the federated classifier equals that of the pooled data, however
+the examples are spread over the clients, and the server never needs the sums of a single client.
+
+A client's examples are counted once: after an accepted upload its private state says so, and later
+uploads are zero. If a cohort is sampled, the sums become complete over several rounds.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import ClientData
+from fedshot.learners.classification import Batch, base_numbers
+from fedshot.learners.feature_cache import BLOCK
+from fedshot.learners.learner import EvalEpisode, episode_features
+from fedshot.nn.masking import mask_logits
+from fedshot.nn.models.mode import Mode
+from fedshot.nn.prototypes import members, unit_rows
+from fedshot.protocol.averaging import OF_EXAMPLES, OF_FEATURES
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Reply, client_work
+from fedshot.protocol.method import Method, Prediction, Traits, predict_at_server
+from fedshot.protocol.reducers import Sum
+
+
+class FeatureSums(NamedTuple):
+    """Sums over the features h of training examples, in float64; C base classes, d features."""
+
+    counts: Tensor  # int64 [C]: examples of each class
+    sums: Tensor  # [C, d]: sum of h over the examples of each class
+    products: Tensor  # [d (d + 1) / 2]: upper triangle of the sum of h h^T; [0] if not needed
+
+    def moment(self) -> Tensor:
+        """Return the sum of h h^T over all examples, [d, d]."""
+        d = self.sums.shape[1]
+        row, column = torch.triu_indices(d, d, device=self.products.device)
+        full = self.products.new_zeros(d, d)
+        full[row, column] = self.products
+        full[column, row] = self.products
+        return full
+
+
+class OneRoundState(NamedTuple):
+    """The server's state."""
+
+    theta: Tree  # the encoder, which is not trained
+    stats: Tree  # running statistics of batch norm
+    total: FeatureSums
+
+
+class Labelled(NamedTuple):
+    """Support features of an episode, in float64, and the sums of training features."""
+
+    h: Tensor  # [n, d]
+    y: Tensor  # int64 [n], 0..way-1
+    classes: Tensor  # int64 [way]: class numbers of the dataset
+    base: Tensor  # int64 [way]: positions among the base classes; -1 for a new class
+    total: FeatureSums
+
+    @property
+    def known(self) -> Tensor:
+        """Whether the class has training examples, bool [way]."""
+        return (self.base >= 0) & (self.total.counts[self.base.clamp_min(0)] > 0)
+
+    def sums(self) -> tuple[Tensor, Tensor]:
+        """Return (sums [way, d], counts [way]): of training, or of the support for a new class."""
+        member = members(self.y, len(self.classes)).to(self.h.dtype)
+        at, known = self.base.clamp_min(0), self.known
+        sums = torch.where(known[:, None], self.total.sums[at], member @ self.h)
+        counts = torch.where(known, self.total.counts[at].to(self.h.dtype), member.sum(1))
+        return sums, counts
+
+    def new(self) -> Tensor:
+        """Return the support features of new classes, [m, d]."""
+        return self.h[~self.known[self.y]]
+
+    def means(self) -> Tensor:
+        """Return the mean feature of each class, [way, d]; zeros for a class without examples."""
+        sums, counts = self.sums()
+        return sums / counts.clamp_min(1.0)[:, None]
+
+
+@dataclass(frozen=True)
+class OneRoundMethod(Method[OneRoundState]):
+    """A classifier in closed form on the features of an encoder that is not trained.
+
+    A class with training examples is predicted from the sums of all clients; a new class from the
+    support set of its episode. A class without any example is never predicted.
+
+    Args:
+        model: backbone, which keeps its initial weights; a head is not used.
+        episode: not used.
+        classes: the base classes, as class indices of the dataset.
+        normalize: whether features are scaled to length 1 before they are summed. If not, a client
+            whose sums exceed 2^26 is refused.
+    """
+
+    trains_on_episodes: ClassVar[bool] = False
+
+    classes: tuple[int, ...]
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        if self.episode.augment.active:
+            raise ConfigError(
+                f"episode.augment is set, and {self.name} sums the features of the examples as "
+                "they are. Remove it."
+            )
+        if len(self.model.backbone.norm_policies) > 1 and self.model.norm_policy != "running":
+            raise ConfigError(
+                f"model.norm_policy is {self.model.norm_policy!r}, with which features depend on "
+                f"other examples; {self.name} needs 'running'."
+            )
+
+    @property
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        warnings = super().traits.warnings
+        if getattr(self.model.backbone, "hidden", None) != ():
+            text = f"{self.name} trains nothing: the backbone keeps its random initial weights"
+            warnings += (f"{text}. For given features, set model.backbone to mlp with hidden [].",)
+        return replace(super().traits, adds_examples=True, warnings=warnings)
+
+    @property
+    @abstractmethod
+    def needs_products(self) -> bool:
+        """Whether clients upload the sum of h h^T."""
+
+    @abstractmethod
+    def classifier(self, total: FeatureSums) -> Callable[[Labelled, Tensor], Tensor]:
+        """Return the function from (labelled examples, queries [n, d]) to logits [n, way]."""
+
+    def init(self, key: Key) -> OneRoundState:
+        """Return an encoder, and sums of no examples."""
+        params, stats = self.model.init(key)
+        n, d = len(self.classes), self.model.out_features
+        size = d * (d + 1) // 2 if self.needs_products else 0
+        zeros = partial(torch.zeros, dtype=torch.float64)
+        total = FeatureSums(torch.zeros(n, dtype=torch.int64), zeros(n, d), zeros(size))
+        return OneRoundState({"body": params["body"]}, stats, total)
+
+    def init_client(self, client: int, key: Key) -> Tree:
+        """Return the private state of a client that has not uploaded yet."""
+        del key
+        return {"client": torch.tensor(client), "uploads": torch.tensor(0)}
+
+    def draw(self, data: ClientData, key: Key) -> Batch:
+        """Return all examples of the client."""
+        del key
+        x, labels = data.all()
+        return Batch(x, base_numbers(labels, self.classes))
+
+    @client_work(draw="draw")
+    def sum_features(self, down: Tree, private: Tree, drawn: Batch) -> Reply:
+        """Sum the features of the client's examples, unless they have been counted."""
+        blocks = [
+            self._features(down["theta"], down["stats"], x) for x in torch.split(drawn.x, BLOCK)
+        ]
+        h = torch.cat(blocks)
+        n, d = len(self.classes), h.shape[1]
+        new = private["uploads"] == 0
+        member = members(drawn.y, n) & new
+        up = {"counts": member.sum(1), "sums": member.to(h.dtype) @ h}
+        if self.needs_products:
+            row, column = torch.triu_indices(d, d, device=h.device)
+            up["products"] = (h.T @ h)[row, column] * new
+        return Reply(up, {**private, "uploads": private["uploads"] + 1}, len(h))
+
+    def _features(self, params: Tree, stats: Tree, x: Tensor) -> Tensor:
+        """Return the features of examples in float64."""
+        h, _ = self.model.features(params, stats, x, Mode(norm="given" if stats else "batch"))
+        return self._scaled(h)
+
+    def _scaled(self, h: Tensor) -> Tensor:
+        h = h.detach().double()
+        return unit_rows(h) if self.normalize else h
+
+    def round(
+        self, server: OneRoundState, clients: Clients, key: Key
+    ) -> tuple[OneRoundState, Mapping[str, float]]:
+        """Add the sums of the cohort's clients that have not been counted."""
+        total, limit = server.total, OF_FEATURES if self.normalize else OF_EXAMPLES
+        parts = {"counts": total.counts, "sums": total.sums}
+        if self.needs_products:
+            parts["products"] = total.products
+        got = clients.exchange(
+            self.sum_features,
+            {"theta": server.theta, "stats": server.stats},
+            to=clients.sample(key),
+            reduce={name: Sum(like, limit) for name, like in parts.items()},
+            key=key,
+        )
+        total = total._replace(**{name: part + got[name] for name, part in parts.items()})
+        return server._replace(total=total), {"examples": float(total.counts.sum())}
+
+    def evaluate(
+        self,
+        server: OneRoundState,
+        clients: Clients,
+        eval_episodes: Sequence[EvalEpisode],
+        key: Key,
+    ) -> list[Prediction]:
+        """Predict every episode at the server."""
+        del key
+        logits_of = self.classifier(server.total)
+        known = torch.tensor(sorted(self.classes), device=server.total.counts.device)
+
+        def predict(episode: EvalEpisode) -> Tensor:
+            with torch.no_grad():
+                support, query = episode_features(self.model, server.theta, server.stats, episode)
+                at = torch.searchsorted(known, episode.classes).clamp_max(len(known) - 1)
+                base = torch.where(known[at] == episode.classes, at, -1)
+                labelled = Labelled(
+                    self._scaled(support), episode.support_y, episode.classes, base, server.total
+                )
+                logits = logits_of(labelled, self._scaled(query))
+                return mask_logits(logits, labelled.sums()[1] > 0).to(query.dtype)
+
+        return predict_at_server(predict, eval_episodes, clients)

@@ -1,0 +1,50 @@
+"""FedNCM: nearest class mean on the features of a fixed encoder, from sums in one round.
+
+Source: Legate et al. 2023, Guiding the Last Layer in Federated Learning with Pre-Trained Models
+(NeurIPS): each client uploads the sums and counts of its classes, and the server divides them.
+Centring, and features of length 1, are those of Wang et al. 2019, SimpleShot (CL2N).
+Symbols: mu_c the mean of class c, mu the mean of all training examples.
+Departures from the papers: FedNCM continues with training of the whole model, which is left out.
+SimpleShot centres before it scales to length 1; here features are scaled first, so that one round
+suffices. A new class has the mean of its support set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedshot.methods.one_round.feature_sums import FeatureSums, Labelled, OneRoundMethod
+from fedshot.nn.prototypes import cosine_logits
+
+
+@dataclass(frozen=True)
+class FedNCM(OneRoundMethod):
+    """Nearest class mean by the cosine, from class sums in one round.
+
+    Args:
+        center: whether the mean of all training features is subtracted from means and queries.
+    """
+
+    name: ClassVar[str] = "fedncm"
+
+    center: bool = True
+
+    @property
+    def needs_products(self) -> bool:
+        """Whether clients upload the sum of h h^T: no."""
+        return False
+
+    def classifier(self, total: FeatureSums) -> Callable[[Labelled, Tensor], Tensor]:
+        """Return the function that computes cos(h - mu, mu_c - mu)."""
+        center = total.sums.sum(0) / total.counts.sum().clamp_min(1)
+        if not self.center:
+            center = center.new_zeros(())
+
+        def logits(labelled: Labelled, query: Tensor) -> Tensor:
+            return cosine_logits(query - center, labelled.means() - center, 1.0)
+
+        return logits
