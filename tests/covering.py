@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -27,6 +27,20 @@ def covering(*axes: Iterable[Any]) -> list[Any]:
         )
         for at in product(*(range(len(v)) for v in values))
     ]
+
+
+def pairwise(*axes: Iterable[Any]) -> list[Any]:
+    """Return some combinations of `covering`: each two values of two axes meet in one of them."""
+    values = [list(axis) for axis in axes]
+    whole = covering(*values)
+    places = list(product(*(range(len(v)) for v in values)))
+    met = [set(combinations(enumerate(at), 2)) for at in places]
+    kept = [i for i, param in enumerate(whole) if not param.marks]
+    left = set[Any]().union(*met).difference(*(met[i] for i in kept))
+    while left:
+        kept.append(max(range(len(met)), key=lambda i: len(met[i] & left)))
+        left -= met[kept[-1]]
+    return [whole[i] for i in sorted(kept)]
 
 
 def slow(*values: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from conformance.cases import METHODS, PAIRS, REFERENCE, WIDE
+from conformance.cases import METHODS, OWN, PAIRS, REFERENCE, WIDE
 from fedshot.conformance.federation import Federation
 from fedshot.conformance.small import CLASSES, DATASET
 from fedshot.core import tree
@@ -30,12 +30,12 @@ from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.methods.f2l.readings import OptimizerChoice
 from fedshot.methods.f2l.set_transformer import SetTransformer
-from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.models.backbones import MLP, Conv4
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.method import Method
 
 METHOD_TESTS = Path(__file__).parents[1] / "methods"
-NARROW = Conv4(width=4, dropout=0.1)
+PERCEPTRON = MLP((6,))
 
 NOT_ASKED = {"model", "classes", "clients", "transformer.dropout"}
 """What a setting gives a method, and what acts on its own."""
@@ -104,7 +104,7 @@ OF: dict[str, dict[str, Any]] = {
 """Values of a method's own options."""
 
 FAST = {"optimizer": Optimizer("sgd", 0.5), "local_steps": 3}  # so that a model leaves the others
-HEAD = {"model": replace(WIDE, backbone=NARROW)}
+HEAD = {"model": replace(WIDE, backbone=PERCEPTRON)}
 
 WHERE: dict[tuple[str, str], dict[str, Any]] = {
     ("f2l", "mode"): {"episode": PAIRS},
@@ -130,6 +130,7 @@ WHERE: dict[tuple[str, str], dict[str, Any]] = {
     ("frl_one_shot", "prepare_steps"): {"prepare_by": "clients"},
     ("frl_personal", "decay"): {"decay_round": 1},
     ("frl_personal", "variant"): HEAD,
+    ("pfedfsl", "penalise_norms"): {"model": replace(OWN, backbone=Conv4(width=4))},
 }
 """What else an option needs to act, by method and option."""
 
@@ -147,11 +148,11 @@ ELSEWHERE = {
 
 
 def first_cases() -> dict[str, Method[Any]]:
-    """Return the first case of every method of the package, with a narrow encoder."""
+    """Return the first case of every method of the package, with a small encoder."""
     found: dict[str, Method[Any]] = {}
     for method in METHODS.values():
         if type(method).__module__.startswith("fedshot."):
-            small = replace(method, model=replace(method.model, backbone=NARROW))
+            small = replace(method, model=replace(method.model, backbone=PERCEPTRON))
             found.setdefault(method.name, small)
     return found
 

@@ -96,6 +96,7 @@ def test_a_worker_tells_the_round_that_would_be_tested(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("jobs_here")
 def test_two_draws_that_come_to_the_same_are_trained_once(tmp_path: Path) -> None:
     tree = changed(tune={"method.local_steps": {"choice": [1, 2]}})
     tree["rows"]["local"]["tune"] = {}

@@ -63,7 +63,8 @@ def test_a_training_that_diverges_is_told_as_a_trial_and_raised_elsewhere(tmp_pa
         list(Experiment(PreparedRun(Config.of(settings)), tmp_path / "run").run())
 
 
-@pytest.mark.slow  # trainings, each in a process of its own
+@pytest.mark.slow
+@pytest.mark.usefixtures("jobs_here")
 @pytest.mark.parametrize("all_of_them", [False, True])
 def test_a_row_has_its_cells_unless_all_its_trials_diverge(
     all_of_them: bool, tmp_path: Path

@@ -291,6 +291,7 @@ def test_a_job_that_follows_waits_for_the_run_that_it_follows(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("jobs_here")
 def test_a_bench_trains_once_for_all_that_follow(tmp_path: Path) -> None:
     rows = {f"r{n}": ({**FRL, "test_rounds": n}, "lead") for n in (0, 1)}
     asked = RecipeRunner(Request(recipe(lead=(FRL, None), **rows), seeds=1, jobs=2, runs=tmp_path,

@@ -15,7 +15,7 @@ from methods.personal.planted_clusters import CLIENTS, GROUPS, OTHER, SAME, TRUT
 @pytest.mark.slow
 def test_a_model_of_the_same_cluster_has_the_lower_loss(tmp_path: Path) -> None:
     """The premise: without it affinities would have nothing to find."""
-    losses = Play(tmp_path, m=0).play(20).losses()
+    losses = Play(tmp_path, m=0).play(10).losses()
     for i in range(CLIENTS):
         assert losses[i][SAME[i]].max() < losses[i][OTHER[i]].min()
 
@@ -40,8 +40,8 @@ def test_choice_by_affinity_sends_clients_their_own_clusters_models(tmp_path: Pa
     what differs in the end is how often each was sent, not where its entry stands.
     """
     play = Play(tmp_path)
-    play.play(15)
-    counts = chosen(play, 15)
+    play.play(12)
+    counts = chosen(play, 12)
     assert counts[SAME].sum() / counts.sum() > 2 * 3 / 11  # twice what chance would send
     assert adjusted_rand_score(TRUTH, affinity_groups(counts, GROUPS)) >= 0.9
     q, losses = play.server.q.numpy(), play.losses()
@@ -52,7 +52,7 @@ def test_choice_by_affinity_sends_clients_their_own_clusters_models(tmp_path: Pa
 @pytest.mark.slow
 def test_where_gains_alone_are_noted_hardly_any_is(tmp_path: Path) -> None:
     """One's own model nearly always weighs most, so the choice stays one of chance."""
-    play = Play(tmp_path, affinity="positive").play(30)
+    play = Play(tmp_path, affinity="positive").play(20)
     q = play.server.q.numpy()
     assert (q[~np.eye(CLIENTS, dtype=bool)] > 0).sum() <= 2
     counts = chosen(play, 10)

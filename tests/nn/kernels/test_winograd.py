@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from covering import covering
+from covering import pairwise
 from fedshot.core import kernel_build, tree
 from fedshot.core.machine import begin_thread
 from fedshot.core.seeds import Key
@@ -81,7 +81,7 @@ def rounding(found: Tensor, want: Tensor) -> float:
 
 @pytest.mark.parametrize(
     ("shape", "with_bias", "threads", "products"),
-    covering(SHAPES, [True, False], [1, 2, 3], ["ours", "torch's"]),
+    pairwise(SHAPES, [True, False], [1, 2, 3], ["ours", "torch's"]),
     indirect=["threads", "products"],
 )
 @pytest.mark.usefixtures("products")
