@@ -146,7 +146,7 @@ def test_tasks_of_texts_are_the_rows_they_name():
 class Mean:
     """The mean word vector: the least a text backbone can be."""
 
-    takes = "text"
+    takes = ("text",)
     vmappable = True
     norm_policies = ("running",)
 
@@ -188,7 +188,9 @@ def test_the_table_has_the_models_dtype_and_plays_no_part_in_its_identity():
 def test_a_backbone_is_refused_data_it_does_not_take():
     table = torch.from_numpy(TABLE)
     for backbone in (MLP(), Conv4()):
-        with pytest.raises(ConfigError, match=r"(MLP|Conv4) takes images, but the data are text"):
+        with pytest.raises(
+            ConfigError, match=r"(MLP|Conv4) takes images( or features)?, but the data are text"
+        ):
             Model(backbone, None, (5, 2), table=table)
     with pytest.raises(ConfigError, match="Mean takes text, but the data are images"):
         Model(Mean(), None, (8, 8, 1))

@@ -99,11 +99,12 @@ def test_a_method_without_the_option_that_a_line_bounds_is_refused() -> None:
 
     without = {name: f"method {name!r}, which has no `batch`" for name in (
         "fedfsl_naive", "fedfsl_prox", "fedfsl_mi", "fedfsl_mi_adv", "fedmeta", "f2l", "fl_proto",
-        "fsl_local",
+        "fsl_local", "fedncm", "fedcgs", "fed3r",
     )}  # fmt: skip
     assert refused(Policy(min_batch=16)) == without
     assert refused(Policy(min_local_steps=1)) == {
-        "fedmeta": "method 'fedmeta', which has no `local_steps`"
+        name: f"method {name!r}, which has no `local_steps`"
+        for name in ("fedmeta", "fedncm", "fedcgs", "fed3r")
     }
 
 

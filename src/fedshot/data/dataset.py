@@ -163,7 +163,7 @@ class Dataset:
 
 
 def _check_array(name: str, x: npt.NDArray[Any]) -> None:
-    (_check_features if x.dtype.kind == "f" else _check_pixels)(name, x)
+    (_check_features if x.dtype.kind == "f" and x.ndim == 2 else _check_pixels)(name, x)
 
 
 def _check_pixels(name: str, x: Pixels) -> None:

@@ -423,7 +423,7 @@ def test_an_npz_file_gains_a_channel_class_names_and_renumbered_users(tmp_path):
     ("arrays", "said"),
     [
         ({"y": np.array([0, "a", None], dtype=object)}, "Python objects, which could run code"),
-        ({"x": np.zeros((3, 2, 2), np.float32)}, r"images are float32, expected uint8.*0\.\.255"),
+        ({"x": np.zeros((3, 2, 2), np.float32)}, r"float32.*expected images, uint8.*0\.\.255"),
         ({"x": None}, r"no array 'x'; it has \['y'\]"),
         ({"x": None, "y": None, "z": np.zeros(1)}, "no array 'x' and no array 'y'"),
         ({"y": np.array([0.0, 1.0, 1.0])}, r"y is float64\[3\]; expected one integer"),
