@@ -161,7 +161,7 @@ def _accepting(hint: Any) -> Any:
         ]
     if origin is tuple:
         each = tuple(one if one is Ellipsis else _accepting(one) for one in inner)
-        return Annotated[tuple[each], Field(strict=False)]  # type: ignore[valid-type]
+        return Annotated[tuple[each], BeforeValidator(_as_tuple)]  # type: ignore[valid-type]
     kind, *marks = inner if origin is Annotated else (hint,)
     return Annotated[(kind, *marks, _ACCEPTING[kind])] if kind in _ACCEPTING else hint
 
@@ -170,6 +170,10 @@ def _as_text(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _as_texts(value: Any) -> Any:
