@@ -186,7 +186,7 @@ def test_one_example_of_each_class_has_no_covariance(tmp_path: Path) -> None:
         torch.testing.assert_close(method.covariance(run.server.total), torch.eye(D).double())
 
 
-def test_a_backbone_with_random_weights_is_told(tmp_path: Path) -> None:
+def test_a_run_warns_of_a_backbone_with_random_weights(tmp_path: Path) -> None:
     (warning,) = FedNCM(replace(MODEL, backbone=MLP((4,))), EPISODE, BASE).traits.warnings
     assert "random initial weights" in warning
     assert not FedNCM(MODEL, EPISODE, BASE).traits.warnings

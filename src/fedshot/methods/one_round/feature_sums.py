@@ -109,6 +109,7 @@ class OneRoundMethod(Method[OneRoundState]):
     """
 
     trains_on_episodes: ClassVar[bool] = False
+    needs_products: ClassVar[bool] = True  # whether clients upload the sum of h h^T
 
     classes: tuple[int, ...]
     normalize: bool = True
@@ -133,11 +134,6 @@ class OneRoundMethod(Method[OneRoundState]):
             text = f"{self.name} trains nothing: the backbone keeps its random initial weights"
             warnings += (f"{text}. For given features, set model.backbone to mlp with hidden [].",)
         return replace(super().traits, adds_examples=True, warnings=warnings)
-
-    @property
-    @abstractmethod
-    def needs_products(self) -> bool:
-        """Whether clients upload the sum of h h^T."""
 
     @abstractmethod
     def classifier(self, total: FeatureSums) -> Callable[[Labelled, Tensor], Tensor]:

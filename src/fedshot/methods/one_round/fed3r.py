@@ -42,11 +42,6 @@ class FED3R(OneRoundMethod):
                 f"ridge_lambda is {self.ridge_lambda}; expected a finite number above 0."
             )
 
-    @property
-    def needs_products(self) -> bool:
-        """Whether clients upload the sum of h h^T: yes."""
-        return True
-
     def classifier(self, total: FeatureSums) -> Callable[[Labelled, Tensor], Tensor]:
         """Return the function that computes h^T (A + X^T X + lambda I)^-1 B."""
         d = total.sums.shape[1]

@@ -49,11 +49,6 @@ class FedCGS(OneRoundMethod):
                 "to estimate it."
             )
 
-    @property
-    def needs_products(self) -> bool:
-        """Whether clients upload the sum of h h^T: yes."""
-        return True
-
     def classifier(self, total: FeatureSums) -> Callable[[Labelled, Tensor], Tensor]:
         """Return the function that computes h^T Sigma^-1 mu_c - mu_c^T Sigma^-1 mu_c / 2.
 

@@ -30,13 +30,9 @@ class FedNCM(OneRoundMethod):
     """
 
     name: ClassVar[str] = "fedncm"
+    needs_products: ClassVar[bool] = False
 
     center: bool = True
-
-    @property
-    def needs_products(self) -> bool:
-        """Whether clients upload the sum of h h^T: no."""
-        return False
 
     def classifier(self, total: FeatureSums) -> Callable[[Labelled, Tensor], Tensor]:
         """Return the function that computes cos(h - mu, mu_c - mu)."""
