@@ -91,13 +91,18 @@ class RunOptions:
             change the last bits of results. null: 1, or all cores if a training step takes 400
             GFLOP or more (a ResNet-12 at 84 pixels); the run's config.yaml records the number.
         fleet: how clients run: "threads" runs several at once; "sequential" runs one after another,
-            and gives the same bits; "vectorised" stacks clients, for GPUs and small heads, and
-            gives results that are equal up to rounding.
+            and gives the same bits; "vectorised" stacks clients, for small heads, and gives results
+            that are equal up to rounding.
         chunk: largest number of clients in one stack of "vectorised"; results for different values
             may differ in the last bits.
         allocator: "keep" lets glibc keep freed memory for the next step, which is faster for large
             images; "system" does not change the allocator.
-        device: where to compute: "cpu", or "cuda" with the fleet "sequential" or "vectorised".
+        device: where to compute: "cpu", "cuda", a numbered GPU such as "cuda:1", several GPUs of
+            one machine such as "cuda:0,cuda:1", over which the clients are dealt, or "mps".
+        tf32: a GPU may round the inputs of convolutions and matrix products in float32 to 10 bits
+            of mantissa (TF32), which is several times faster.
+        deterministic: a GPU gives the same bits each time; without it, cuDNN chooses algorithms by
+            timing them, and bits differ from run to run.
         workers: how many clients (fleet "threads") or stacks of clients (fleet "vectorised") run at
             once. null: as many as the cores allow with `threads` cores each. If steps are so short
             that workers would wait for each other, null means 1 for the fleet "threads". The number
@@ -117,7 +122,9 @@ class RunOptions:
     fleet: Literal["threads", "sequential", "vectorised"] = "threads"
     chunk: AtLeast1 = 32
     allocator: Literal["keep", "system"] = "keep"
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: str = "cpu"
+    tf32: bool = True
+    deterministic: bool = True
     workers: Cores | None = None
     unreliable: Chances = Chances()
 
@@ -127,21 +134,34 @@ class RunOptions:
                 f"run.workers is {self.workers} with run.fleet 'sequential', which has one. Set "
                 "run.fleet to 'threads', or leave run.workers out."
             )
+        devices = devices_of(self.device)
         if self.device != "cpu" and self.workers is not None and self.workers > 1:
             raise ConfigError(
-                f"run.workers is {self.workers} with run.device {self.device!r}, which takes one "
-                "stack after another. Leave run.workers out."
+                f"run.workers is {self.workers} with run.device {self.device!r}, where a GPU itself "
+                "runs many clients at once. Leave run.workers out."
             )
-        if self.device == "cuda" and not torch.cuda.is_available():
+        if self.fleet == "vectorised" and len(devices) > 1:
             raise ConfigError(
-                "run.device is 'cuda', and torch sees no CUDA device here. Use 'cpu', or install a "
-                "build of torch for this machine's GPU and its driver."
+                f"run.device is {self.device!r} with run.fleet 'vectorised', which uses one device. "
+                "Set run.fleet to 'threads'."
             )
-        if self.device == "cuda" and self.fleet == "threads":
-            raise ConfigError(
-                "run.device is 'cuda' with run.fleet 'threads', whose workers would wait for one "
-                "GPU. Set run.fleet to 'vectorised', or to 'sequential' for large models."
-            )
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """The devices of clients; the server computes on the first."""
+        return devices_of(self.device)
+
+    @contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """Set how this process computes in a run; restore it afterwards."""
+        assert self.threads is not None, "PreparedRun sets it"
+        with ExitStack() as stack:
+            stack.enter_context(arithmetic(self.threads))
+            if self.device != "cpu":
+                stack.enter_context(
+                    gpu_arithmetic(tf32=self.tf32, deterministic=self.deterministic)
+                )
+            yield
 
 
 def not_honest(settings: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,9 @@ from fedshot.fleets.private import PrivateStore
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
 from fedshot.protocol.method import Method
 from fedshot.protocol.reducers import NOT_FINITE
+
+
+CPU = torch.device("cpu")
 
 
 class ClientCall(NamedTuple):
@@ -42,7 +45,7 @@ class Host:
         partition: which examples each client has.
         store: the clients' private states.
         key: root of the keys for initial private states.
-        device: device of the work; stored states and the returned replies are on the CPU.
+        devices: devices of the work; stored states and the returned replies are on the CPU.
     """
 
     def __init__(
@@ -52,13 +55,18 @@ class Host:
         partition: Partition,
         store: PrivateStore,
         key: Key,
-        device: str = "cpu",
+        devices: Sequence[torch.device] = (CPU,),
     ) -> None:
         self._method, self._dataset, self._partition = method, dataset, partition
         self.store, self._key = store, key
         self._like: Tree | None = None
-        self.device = torch.device(device)
+        self.devices = tuple(devices)
         self.checks = WorkChecks()
+
+    @property
+    def device(self) -> torch.device:
+        """The first of the devices."""
+        return self.devices[0]
 
     def data(self, client: int) -> ClientData:
         """Return the client's examples."""
@@ -86,13 +94,17 @@ class Host:
         return self.finish(exchange, call, self.checks.run(exchange.work, *call[1:]))
 
     def prepare(self, exchange: Exchange, client: int) -> ClientCall:
-        """Return the inputs of one client's work."""
+        """Return the inputs of one client's work, on the first device."""
+        call = self.call(exchange, client)
+        if self.device.type == "cpu":
+            return call
+        return ClientCall(client, *(tree.to(part, self.device) for part in call[1:]))
+
+    def call(self, exchange: Exchange, client: int) -> ClientCall:
+        """Return the inputs of one client's work, as they are drawn, received and stored."""
         private = self.private(client, exchange.version)
         drawn = self.checks.draw(exchange.work, self.data(client), exchange.client_key(client))
-        parts = (exchange.message(client), private, drawn)
-        if self.device.type != "cpu":
-            parts = tuple(tree.to(part, self.device) for part in parts)
-        return ClientCall(client, *parts)
+        return ClientCall(client, exchange.message(client), private, drawn)
 
     def finish(self, exchange: Exchange, call: ClientCall, reply: Reply) -> Arrival:
         """Store the client's new private state; return the reply without it."""
@@ -100,7 +112,7 @@ class Host:
         client, private = call.client, call.private
         if self.device.type != "cpu":
             up, kept, metrics = (
-                tree.to(dict(part) if isinstance(part, Mapping) else part, torch.device("cpu"))
+                tree.to(dict(part) if isinstance(part, Mapping) else part, CPU)
                 for part in (reply.up, reply.private, reply.metrics)
             )
             reply = reply._replace(up=up, private=kept, metrics=metrics)

@@ -1,0 +1,78 @@
+"""A fleet for GPUs: each runs many clients at a time, by CUDA graphs on streams of their own.
+
+Every client's work is the same sequence of kernels as alone, so the bits do not depend on how many
+clients run at a time, nor on how they are dealt over GPUs of one model.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import cycle
+
+import torch
+
+from fedshot.core import tree
+from fedshot.core.graphs import Graphs, Result
+from fedshot.core.tree import Tree
+from fedshot.fleets.host import ClientCall, Host
+from fedshot.fleets.sequential import Sequential
+from fedshot.protocol.exchange import Arrival, Exchange, PerClient, Reply
+
+
+class Streams(Sequential):
+    """A fleet that deals its clients over the host's devices.
+
+    Args:
+        host: the host of the clients.
+        most: maximum number of clients that a device runs at a time; fewer if memory is short.
+    """
+
+    def __init__(self, host: Host, most: int = 16) -> None:
+        super().__init__(host)
+        self.graphs = {device: Graphs(device, most) for device in host.devices}
+        self._ahead = most * len(host.devices)
+
+    def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+        """Yield the replies in the order of the cohort."""
+        common: Callable[[torch.device], Tree] | None = None
+        if not isinstance(exchange.down, PerClient):  # copy a common message once
+            copies = {device: tree.to(exchange.down, device) for device in self.graphs}
+            common = copies.__getitem__
+        waiting: deque[Callable[[], Arrival]] = deque()
+        for client, device in zip(exchange.to, cycle(self.graphs), strict=False):
+            if len(waiting) == self._ahead:
+                yield waiting.popleft()()
+            call = self.host.call(exchange, client)
+            if common is not None:
+                call = call._replace(down=common(device))
+            waiting.append(self._start(exchange, call, device))
+        for arrival in waiting:
+            yield arrival()
+
+    def _start(
+        self, exchange: Exchange, call: ClientCall, device: torch.device
+    ) -> Callable[[], Arrival]:
+        work, checks = exchange.work, self.host.checks
+
+        def run(inputs: Tree) -> Result:
+            return _parts(checks.run(work, *(inputs[name] for name in ("down", "private", "drawn"))))
+
+        inputs = {"down": call.down, "private": call.private, "drawn": call.drawn}
+        # The episodes of a test differ from one evaluation to the next: not worth recording.
+        name = work.name if exchange.phase == "train" else None
+        result = self.graphs[device].start(name, run, inputs)
+        return lambda: self.host.finish(exchange, call, _reply(*result()))
+
+
+def _parts(reply: Reply) -> Result:
+    """Return the tensors of a reply, and its weight if that is a number."""
+    parts = {"up": dict(reply.up), "private": reply.private, "metrics": dict(reply.metrics)}
+    if isinstance(reply.weight, torch.Tensor):
+        return parts | {"weight": reply.weight}, None
+    return parts, reply.weight
+
+
+def _reply(parts: Tree, weight: float | None) -> Reply:
+    """Return the reply that `_parts` divided."""
+    return Reply(parts["up"], parts["private"], parts.get("weight", weight), parts["metrics"])
