@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from fedshot.data.episodes.episode import ClientData
 from fedshot.data.partitions.partition import Partition
 from fedshot.fleets.client_checks import WorkChecks
 from fedshot.fleets.private import PrivateStore
-from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
+from fedshot.protocol.exchange import Arrival, Exchange, Fault, PerClient, Reply
 from fedshot.protocol.method import Method
 from fedshot.protocol.reducers import NOT_FINITE
 
@@ -83,27 +83,30 @@ class Host:
         not finite, the reply is rejected at once, and the client keeps its previous state.
         """
         call = self.prepare(exchange, client)
-        return self.finish(exchange, call, self.checks.run(exchange.work, *call[1:]))
+        return self.finish(exchange, call, self._run(exchange, call))
+
+    def placed(self, exchange: Exchange) -> Exchange:
+        """Return the exchange with a message that all clients get on the device, copied once."""
+        if self.device.type == "cpu" or isinstance(exchange.down, PerClient):
+            return exchange
+        return replace(exchange, down=tree.to(exchange.down, self.device))
 
     def prepare(self, exchange: Exchange, client: int) -> ClientCall:
-        """Return the inputs of one client's work."""
+        """Return the inputs of one client's work, on the CPU unless `placed` has moved them."""
         private = self.private(client, exchange.version)
         drawn = self.checks.draw(exchange.work, self.data(client), exchange.client_key(client))
-        parts = (exchange.message(client), private, drawn)
-        if self.device.type != "cpu":
-            parts = tuple(tree.to(part, self.device) for part in parts)
-        return ClientCall(client, *parts)
+        return ClientCall(client, exchange.message(client), private, drawn)
+
+    def _run(self, exchange: Exchange, call: ClientCall) -> Reply:
+        """Run one client's work on the device."""
+        if self.device.type == "cpu":
+            return self.checks.run(exchange.work, *call[1:])
+        return self.checks.run(exchange.work, *tree.to(call[1:], self.device)).on_cpu()
 
     def finish(self, exchange: Exchange, call: ClientCall, reply: Reply) -> Arrival:
-        """Store the client's new private state; return the reply without it."""
+        """Store the client's new private state; return the reply, on the CPU, without it."""
         shutdown.check()  # once a stop is requested, another process may own the folder
         client, private = call.client, call.private
-        if self.device.type != "cpu":
-            up, kept, metrics = (
-                tree.to(dict(part) if isinstance(part, Mapping) else part, torch.device("cpu"))
-                for part in (reply.up, reply.private, reply.metrics)
-            )
-            reply = reply._replace(up=up, private=kept, metrics=metrics)
         changed = tree.difference(private, reply.private)
         if changed:
             raise MethodError(
