@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from fedshot.config import settings as trees
+from fedshot.core.devices import devices_of, gpu_arithmetic
 from fedshot.core.errors import ConfigError
+from fedshot.core.machine import arithmetic
 from fedshot.core.ranges import AtLeast1, Cores, Share
 from fedshot.data.dataset import Dataset
 from fedshot.data.tokens import Tokens
@@ -137,13 +140,13 @@ class RunOptions:
         devices = devices_of(self.device)
         if self.device != "cpu" and self.workers is not None and self.workers > 1:
             raise ConfigError(
-                f"run.workers is {self.workers} with run.device {self.device!r}, where a GPU itself "
+                f"run.workers is {self.workers} with run.device {self.device!r}, and a GPU itself "
                 "runs many clients at once. Leave run.workers out."
             )
         if self.fleet == "vectorised" and len(devices) > 1:
             raise ConfigError(
-                f"run.device is {self.device!r} with run.fleet 'vectorised', which uses one device. "
-                "Set run.fleet to 'threads'."
+                f"run.device is {self.device!r} with run.fleet 'vectorised', which uses one "
+                "device. Set run.fleet to 'threads'."
             )
 
     @property

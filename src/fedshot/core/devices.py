@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from fedshot.core.errors import ConfigError
+
+CPU = torch.device("cpu")
 
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # with a fixed workspace, cuBLAS gives the same bits each time
 
@@ -53,6 +56,15 @@ def _device(name: str, names: str, option: str) -> torch.device:
     return torch.device(kind)
 
 
+def described(devices: Sequence[torch.device]) -> list[str]:
+    """Return the models of GPUs and the versions of their libraries, which results depend on."""
+    cuda = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    return [
+        f"{torch.cuda.get_device_name(device)}, {cuda}" if device.type == "cuda" else str(device)
+        for device in devices
+    ]
+
+
 @contextmanager
 def gpu_arithmetic(*, tf32: bool, deterministic: bool) -> Iterator[None]:
     """Set how CUDA devices compute in float32; restore the settings afterwards.
@@ -64,7 +76,8 @@ def gpu_arithmetic(*, tf32: bool, deterministic: bool) -> Iterator[None]:
     """
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, products.allow_tf32, cudnn.deterministic, cudnn.benchmark
-    mode, fills = torch.get_deterministic_debug_mode(), torch.utils.deterministic
+    mode = torch.get_deterministic_debug_mode()
+    fills: Any = torch.utils.deterministic
     filled = fills.fill_uninitialized_memory
     if deterministic:
         os.environ.setdefault(_CUBLAS, ":4096:8")  # read when a CUDA context first uses cuBLAS

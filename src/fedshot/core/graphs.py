@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
+from fedshot.core.devices import CPU
 from fedshot.core.tree import Tree
 
 Result: TypeAlias = tuple[Tree, Any]  # tensors, and what is the same for all inputs of a form
 Function: TypeAlias = Callable[[Tree], Result]
 
-_CPU = torch.device("cpu")
 _ALIGNED = 256  # bytes, as torch's allocator aligns
 _SHARE = 0.5  # of the GPU's free memory that the recordings of one form may take
 _FORMS = 64  # maximum number of recorded forms; further ones run without recording
@@ -41,7 +41,7 @@ class Recording:
         self._from_host = [i for i, leaf in enumerate(leaves) if leaf.device.type == "cpu"]
         self._on_device = [i for i, leaf in enumerate(leaves) if leaf.device.type != "cpu"]
         host = [leaves[i] for i in self._from_host]
-        sent, self._staging = _packed(host, _CPU, pin=True)
+        sent, self._staging = _packed(host, CPU, pin=True)
         received, views = _packed(host, device)
         self._inputs = [torch.empty_like(leaf) for leaf in leaves]
         for i, view in zip(self._from_host, views, strict=True):
@@ -54,7 +54,7 @@ class Recording:
             received.copy_(sent, non_blocking=True)
             found, _ = function(tree.unflatten(inputs, self._inputs))  # libraries set themselves up
         self._stream.synchronize()
-        returned, self._results = _packed(tree.leaves(found), _CPU, pin=True)
+        returned, self._results = _packed(tree.leaves(found), CPU, pin=True)
         del found
         with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
             received.copy_(sent, non_blocking=True)
@@ -148,7 +148,7 @@ class Graphs:
 
     def _run(self, function: Function, inputs: Tree) -> Callable[[], Result]:
         found, constant = function(tree.to(inputs, self.device))
-        result = tree.to(tree.detach(found), _CPU), constant
+        result = tree.to(tree.detach(found), CPU), constant
         return lambda: result
 
 

@@ -8,6 +8,7 @@ arguments.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -228,8 +229,27 @@ def zeros_like(tree: Tree) -> Tree:
 
 
 def to(tree: Tree, device: torch.device) -> Tree:
-    """Return the tree on a device; leaves that are already there are not copied."""
-    return map(lambda leaf: leaf.to(device), tree)
+    """Return the tree on a device; leaves that are already there are not copied.
+
+    Contiguous leaves of one dtype are copied as one tensor, because every copy to or from a GPU
+    takes a fixed time. Each leaf has memory of its own afterwards.
+    """
+    joined: dict[torch.dtype, list[Tensor]] = defaultdict(list)
+
+    def is_joined(leaf: Tensor) -> bool:
+        there = leaf.device.type == device.type and device.index in (None, leaf.device.index)
+        return not there and leaf.layout == torch.strided and leaf.is_contiguous()
+
+    map(lambda leaf: joined[leaf.dtype].append(leaf) if is_joined(leaf) else None, tree)
+    copies = {dtype: _joined_to(leaves, device) for dtype, leaves in joined.items()}
+    return map(lambda leaf: next(copies[leaf.dtype]) if is_joined(leaf) else leaf.to(device), tree)
+
+
+def _joined_to(leaves: list[Tensor], device: torch.device) -> Iterator[Tensor]:
+    """Yield the leaves, which have one dtype, on a device, by a single copy."""
+    whole = torch.cat([leaf.reshape(-1) for leaf in leaves]).to(device)
+    for leaf, part in zip(leaves, whole.split([leaf.numel() for leaf in leaves]), strict=True):
+        yield part.clone().view(leaf.shape)
 
 
 def detach(tree: Tree) -> Tree:

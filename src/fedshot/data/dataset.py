@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from fedshot.core.errors import DataError
 from fedshot.core.text import spelt_alike
@@ -54,6 +56,7 @@ class Dataset:
     skipped: str = ""
     known_digest: str | None = None  # set by the cache, which stores it
     groups: Ints | None = None
+    resident: Tensor | None = None  # a copy of `x` on a GPU: see `on_gpu`
 
     def __post_init__(self) -> None:
         if not isinstance(self.x, Tokens):
@@ -148,6 +151,22 @@ class Dataset:
         for name in self.class_names:
             sha.update(f"{len(name)}:{name}".encode("utf-8", "surrogateescape"))
         return sha.hexdigest()
+
+    def on_gpu(self, device: torch.device) -> Dataset:
+        """Return a dataset whose images or features are read from a copy on a GPU.
+
+        Texts, and data that take more than a quarter of the free memory, stay where they are.
+        """
+        free = torch.cuda.mem_get_info(device)[0]
+        if isinstance(self.x, Tokens) or self.x.nbytes > free / 4:
+            return self
+        dtype = torch.uint8 if self.kind == "images" else torch.float32
+        copy = torch.empty(self.x.shape, dtype=dtype, device=device)
+        rows = max(1, _CHUNK // self.x[0].nbytes)
+        for start in range(0, len(self.x), rows):
+            part = np.array(self.x[start : start + rows])
+            copy[start : start + rows].copy_(torch.from_numpy(part))
+        return replace(self, resident=copy, known_digest=self.digest)
 
     def images_of(self, classes: Iterable[int]) -> Ints:
         """Return the sorted row numbers of the examples of these classes."""

@@ -24,6 +24,8 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 from typing_extensions import TypedDict
 
+from fedshot.core import tree
+from fedshot.core.devices import CPU
 from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.ranges import AtLeast1, Episodes
 from fedshot.core.records import Share, Whole
@@ -114,13 +116,13 @@ class EvalEpisodes(LazyEpisodes):
         self,
         dataset: Dataset,
         tasks: Tasks,
-        device: str = "cpu",
+        device: torch.device = CPU,
         owners: tuple[int, ...] | None = None,
     ) -> None:
-        self._dataset, self._tasks, self._device = dataset, tasks, torch.device(device)
+        self._dataset, self._tasks, self._device = dataset, tasks, device
         self.owners = owners
 
-    def on(self, device: str) -> EvalEpisodes:
+    def on(self, device: torch.device) -> EvalEpisodes:
         """Return the same episodes on a device."""
         return EvalEpisodes(self._dataset, self._tasks, device, self.owners)
 
@@ -129,9 +131,14 @@ class EvalEpisodes(LazyEpisodes):
 
     def _build(self, u: int) -> EvalEpisode:
         episode = self._tasks.episode(self._dataset, u)
-        parts = (episode.support_x, episode.support_y, episode.query_x, episode.classes)
-        x, y, query, classes = (part.to(self._device) for part in parts)
-        return EvalEpisode(x, y, query, classes, self._held(u))
+        x, y, query, classes = (
+            episode.support_x,
+            episode.support_y,
+            episode.query_x,
+            episode.classes,
+        )
+        found = EvalEpisode(x, y, query, classes, self._held(u))
+        return found if self._device.type == "cpu" else tree.to(found, self._device)
 
     def _held(self, u: int) -> Held | tuple[()]:
         """Return which client holds each example of episode u, or () if it is not split."""
@@ -142,8 +149,7 @@ class EvalEpisodes(LazyEpisodes):
         holders = (torch.from_numpy(part[u]) for part in
                    (tasks.support_held, tasks.query_held, tasks.spare_held))  # fmt: skip
         labels = _labels(self._dataset, rows, tasks.classes[u])
-        parts = (*holders, examples(self._dataset, rows), labels)
-        return Held(*(part.to(self._device) for part in parts))
+        return Held(*holders, examples(self._dataset, rows), labels)
 
     @cached_property
     def _places(self) -> tuple[Ints, Ints]:
@@ -168,8 +174,7 @@ class EvalEpisodes(LazyEpisodes):
         rows, classes = tasks.support[u], tasks.classes[u]
         support, query = (torch.from_numpy(places[r]) for r in (rows, tasks.query[u]))
         parts = (support, _labels(self._dataset, rows, classes), query)
-        support, labels, query = (part.to(self._device) for part in parts)
-        return EpisodeIndex(support, labels, query, len(classes))
+        return EpisodeIndex(*tree.to(parts, self._device), len(classes))
 
 
 def _labels(dataset: Dataset, rows: Ints, classes: Ints) -> Tensor:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
 from fedshot.core import shutdown, tree
+from fedshot.core.devices import CPU
 from fedshot.core.errors import MethodError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -19,12 +21,9 @@ from fedshot.data.episodes.episode import ClientData
 from fedshot.data.partitions.partition import Partition
 from fedshot.fleets.client_checks import WorkChecks
 from fedshot.fleets.private import PrivateStore
-from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
+from fedshot.protocol.exchange import Arrival, Exchange, Fault, PerClient, Reply
 from fedshot.protocol.method import Method
 from fedshot.protocol.reducers import NOT_FINITE
-
-
-CPU = torch.device("cpu")
 
 
 class ClientCall(NamedTuple):
@@ -61,6 +60,7 @@ class Host:
         self.store, self._key = store, key
         self._like: Tree | None = None
         self.devices = tuple(devices)
+        self._resident: dict[torch.device, Dataset] = {}
         self.checks = WorkChecks()
 
     @property
@@ -68,9 +68,13 @@ class Host:
         """The first of the devices."""
         return self.devices[0]
 
-    def data(self, client: int) -> ClientData:
-        """Return the client's examples."""
-        return self._partition.data(self._dataset, client)
+    def data(self, client: int, device: torch.device = CPU) -> ClientData:
+        """Return the client's examples; on a GPU, from a copy of all data in its memory."""
+        if device.type != "cuda":
+            return self._partition.data(self._dataset, client)
+        if device not in self._resident:
+            self._resident[device] = self._dataset.on_gpu(device)
+        return self._partition.data(self._resident[device], client)
 
     def private(self, client: int, upto: tuple[int, int]) -> Tree:
         """Return the client's newest private state up to `upto` (round, exchange).
@@ -91,31 +95,39 @@ class Host:
         not finite, the reply is rejected at once, and the client keeps its previous state.
         """
         call = self.prepare(exchange, client)
-        return self.finish(exchange, call, self.checks.run(exchange.work, *call[1:]))
+        return self.finish(exchange, call, self._reply(exchange, call))
 
-    def prepare(self, exchange: Exchange, client: int) -> ClientCall:
-        """Return the inputs of one client's work, on the first device."""
-        call = self.call(exchange, client)
-        if self.device.type == "cpu":
-            return call
-        return ClientCall(client, *(tree.to(part, self.device) for part in call[1:]))
+    def placed(self, exchange: Exchange, device: torch.device | None = None) -> Exchange:
+        """Return the exchange with a message that all clients get on a device, copied once."""
+        device = device or self.device
+        if device.type == "cpu" or isinstance(exchange.down, PerClient):
+            return exchange
+        return replace(exchange, down=tree.to(exchange.down, device))
 
-    def call(self, exchange: Exchange, client: int) -> ClientCall:
-        """Return the inputs of one client's work, as they are drawn, received and stored."""
-        private = self.private(client, exchange.version)
-        drawn = self.checks.draw(exchange.work, self.data(client), exchange.client_key(client))
+    def prepare(
+        self, exchange: Exchange, client: int, device: torch.device | None = None
+    ) -> ClientCall:
+        """Return the inputs of one client's work on a device.
+
+        Examples may be on the device already, and the message is if `placed` has moved it.
+        """
+        private, data = (
+            self.private(client, exchange.version),
+            self.data(client, device or self.device),
+        )
+        drawn = self.checks.draw(exchange.work, data, exchange.client_key(client))
         return ClientCall(client, exchange.message(client), private, drawn)
 
+    def _reply(self, exchange: Exchange, call: ClientCall) -> Reply:
+        """Run one client's work on the device."""
+        if self.device.type == "cpu":
+            return self.checks.run(exchange.work, *call[1:])
+        return self.checks.run(exchange.work, *tree.to(call[1:], self.device)).on_cpu()
+
     def finish(self, exchange: Exchange, call: ClientCall, reply: Reply) -> Arrival:
-        """Store the client's new private state; return the reply without it."""
+        """Store the client's new private state; return the reply, on the CPU, without it."""
         shutdown.check()  # once a stop is requested, another process may own the folder
         client, private = call.client, call.private
-        if self.device.type != "cpu":
-            up, kept, metrics = (
-                tree.to(dict(part) if isinstance(part, Mapping) else part, CPU)
-                for part in (reply.up, reply.private, reply.metrics)
-            )
-            reply = reply._replace(up=up, private=kept, metrics=metrics)
         changed = tree.difference(private, reply.private)
         if changed:
             raise MethodError(

@@ -37,6 +37,7 @@ class Sequential:
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies in the order of the cohort."""
+        exchange = self.host.placed(exchange)
         for client in exchange.to:
             yield self.host.serve(exchange, client)
 

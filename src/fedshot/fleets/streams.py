@@ -12,12 +12,11 @@ from itertools import cycle
 
 import torch
 
-from fedshot.core import tree
 from fedshot.core.graphs import Graphs, Result
 from fedshot.core.tree import Tree
 from fedshot.fleets.host import ClientCall, Host
 from fedshot.fleets.sequential import Sequential
-from fedshot.protocol.exchange import Arrival, Exchange, PerClient, Reply
+from fedshot.protocol.exchange import Arrival, Exchange, Reply
 
 
 class Streams(Sequential):
@@ -35,18 +34,12 @@ class Streams(Sequential):
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies in the order of the cohort."""
-        common: Callable[[torch.device], Tree] | None = None
-        if not isinstance(exchange.down, PerClient):  # copy a common message once
-            copies = {device: tree.to(exchange.down, device) for device in self.graphs}
-            common = copies.__getitem__
+        placed = {device: self.host.placed(exchange, device) for device in self.graphs}
         waiting: deque[Callable[[], Arrival]] = deque()
-        for client, device in zip(exchange.to, cycle(self.graphs), strict=False):
+        for client, (device, own) in zip(exchange.to, cycle(placed.items()), strict=False):
             if len(waiting) == self._ahead:
                 yield waiting.popleft()()
-            call = self.host.call(exchange, client)
-            if common is not None:
-                call = call._replace(down=common(device))
-            waiting.append(self._start(exchange, call, device))
+            waiting.append(self._start(own, self.host.prepare(own, client, device), device))
         for arrival in waiting:
             yield arrival()
 
@@ -56,9 +49,9 @@ class Streams(Sequential):
         work, checks = exchange.work, self.host.checks
 
         def run(inputs: Tree) -> Result:
-            return _parts(checks.run(work, *(inputs[name] for name in ("down", "private", "drawn"))))
+            return _parts(checks.run(work, *(inputs[name] for name in ClientCall._fields[1:])))
 
-        inputs = {"down": call.down, "private": call.private, "drawn": call.drawn}
+        inputs = dict(zip(ClientCall._fields[1:], call[1:], strict=True))
         # The episodes of a test differ from one evaluation to the next: not worth recording.
         name = work.name if exchange.phase == "train" else None
         result = self.graphs[device].start(name, run, inputs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -44,8 +43,7 @@ class Vectorised(Threads):
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies, chunk by chunk."""
-        if not isinstance(exchange.down, PerClient):  # copy to the device once
-            exchange = replace(exchange, down=tree.to(exchange.down, self.host.device))
+        exchange = self.host.placed(exchange)
         n, stacks = len(exchange.to), -(-len(exchange.to) // self.chunk)
         cuts = [n * i // stacks for i in range(stacks + 1)]
         cohorts = (exchange.to[first:last] for first, last in pairwise(cuts))
@@ -66,6 +64,7 @@ class Vectorised(Threads):
                    "drawn": _stack([call.drawn for call in calls])}  # fmt: skip
         if per_client:
             stacked["down"] = _stack([call.down for call in calls])
+        stacked = tree.to(stacked, self.host.device)
         weights: list[Any] = []
 
         def one(mapped: dict[str, Tree]) -> tuple[Any, ...]:
@@ -78,9 +77,11 @@ class Vectorised(Threads):
             return parts
 
         if tree.leaves(stacked):
-            each = [_unstack(part, len(calls)) for part in torch.func.vmap(one)(stacked)]
+            found = tree.to(torch.func.vmap(one)(stacked), torch.device("cpu"))
+            each = [_unstack(part, len(calls)) for part in found]
         else:  # all clients have the same inputs
-            each = [[part] * len(calls) for part in one({"private": {}, "drawn": {}, "down": {}})]
+            found = tree.to(one({"private": {}, "drawn": {}, "down": {}}), torch.device("cpu"))
+            each = [[part] * len(calls) for part in found]
         for call, (up, private, metrics, *weight) in zip(
             calls, zip(*each, strict=True), strict=True
         ):

@@ -10,8 +10,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
+from fedshot.core import tree
 from fedshot.core.errors import MethodError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -34,6 +36,13 @@ class Reply(NamedTuple):
     private: Tree
     weight: Tensor | float
     metrics: Mapping[str, Tensor] = {}
+
+    def on_cpu(self) -> Reply:
+        """Return the reply with its tensors on the CPU, without their autograd graph."""
+        tensors = {"up": self.up, "private": self.private, "metrics": self.metrics}
+        if isinstance(self.weight, Tensor):
+            tensors["weight"] = self.weight
+        return self._replace(**tree.to(tree.detach(tensors), torch.device("cpu")))
 
 
 def client_work(draw: str | None = None) -> Callable[[F], F]:

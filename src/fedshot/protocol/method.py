@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core.errors import check_word
+from fedshot.core.graphs import Graphs, Result
 from fedshot.core.machine import give_back_memory
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -273,7 +274,23 @@ def predict_at_server(
         return found
 
     every = range(len(eval_episodes))
+    if every and (device := eval_episodes[0].support_x.device).type == "cuda":
+        return _predict_on_gpu(predict, eval_episodes, Graphs(device))
     return [one(u) for u in every] if clients is None else clients.parallel_map(one, every)
+
+
+def _predict_on_gpu(
+    predict: Callable[[EvalEpisode], Tensor], eval_episodes: Sequence[EvalEpisode], graphs: Graphs
+) -> list[Prediction]:
+    waiting: list[Callable[[], Result]] = []
+    found: list[Tensor] = []
+    for u in range(len(eval_episodes)):
+        if u >= graphs.most:
+            found.append(waiting[u - graphs.most]()[0])
+        start = graphs.start("predict", lambda e: (predict(e).detach(), None), eval_episodes[u])
+        waiting.append(start)
+    found += [result()[0] for result in waiting[len(found) :]]
+    return [Prediction(u, None, logits) for u, logits in enumerate(found)]
 
 
 def predict_from_features(

@@ -16,16 +16,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from fedshot import __version__
 from fedshot.config.load import Config
 from fedshot.config.registry import difference, is_diagnostic
 from fedshot.config.schema import RunOptions, not_honest
 from fedshot.core import tree
+from fedshot.core.devices import described
 from fedshot.core.errors import CheckpointError, QuorumError, as_path, check_kind
 from fedshot.core.locks import Lock
-from fedshot.core.machine import arithmetic, keep_freed_memory
+from fedshot.core.machine import keep_freed_memory
 from fedshot.core.text import count
 from fedshot.core.tree import Tree
 from fedshot.evaluation.episodic_test import EpisodicTest, Score, ValidationResult, score
@@ -36,6 +35,7 @@ from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
+from fedshot.fleets.streams import Streams
 from fedshot.fleets.threads import Threads
 from fedshot.fleets.unreliable import Chances, Unreliable, by_chance
 from fedshot.fleets.vectorised import Vectorised
@@ -94,11 +94,8 @@ class Experiment:
             prepared.client_split.train,
             PrivateStore(folder / "clients"),
             prepared.key.at("clients"),
-            self.config.run.device,
+            self.config.run.devices,
         )
-        threads = self.config.run.threads
-        assert threads is not None, "PreparedRun sets it"
-        self._threads = threads
         self.meter = Meter(remote_fleet(fleet_for(host, self.config.run, prepared.workers)))
         fleet: Fleet = self.meter
         chances = self.config.run.unreliable
@@ -137,12 +134,12 @@ class Experiment:
             self._begin()
             self._last_end = None
             if not self._started:
-                with arithmetic(self._threads):
+                with self.config.run.arithmetic():
                     first = self._close(Record(0), 0.0)
                 yield first
             while self.round < self.config.run.rounds:
                 self.round += 1
-                with arithmetic(self._threads):
+                with self.config.run.arithmetic():
                     record = self._one_round()
                 yield record
 
@@ -207,7 +204,7 @@ class Experiment:
 
         Raw baselines classify pixels, word vectors or word counts without a trained encoder.
         """
-        with arithmetic(self._threads):
+        with self.config.run.arithmetic():
             return raw_baselines(self.prepared.dataset, episodic_test)
 
     def _protocol(self) -> dict[str, Any]:
@@ -271,7 +268,7 @@ class Experiment:
         ledger, clients = self.meter.to_json(), self._clients(round, "evaluate")
         self.meter.load_json([])
         try:
-            with arithmetic(self._threads):
+            with self.config.run.arithmetic():
                 found = self._evaluate(episodic_test, server, round, clients)
             return found, self.meter.to_json()
         finally:
@@ -363,7 +360,11 @@ class Experiment:
     @property
     def _environment(self) -> dict[str, Any]:
         """Facts that depend on the run, not the machine: threads, fleet, method file."""
-        mine = {"intra_op_threads": self._threads, "fleet": self.config.run.fleet}
+        run = self.config.run
+        mine: dict[str, Any] = {"intra_op_threads": run.threads, "fleet": run.fleet}
+        if run.device != "cpu":
+            mine |= {"devices": described(run.devices), "tf32": run.tf32,
+                     "deterministic": run.deterministic}  # fmt: skip
         return mine | own.noted(self.config.settings["method"]["name"])
 
     def _best_so_far(self) -> ValidationResult | None:
@@ -467,8 +468,8 @@ class Experiment:
         self, episodic_test: EpisodicTest, server: Tree, round: int, clients: Clients
     ) -> Score:
         key = self.prepared.key.at("round", round, "exam")
-        device = self.config.run.device
-        server = tree.to(server, torch.device(device))
+        device = self.config.run.devices[0]
+        server = tree.to(server, device)
         eval_episodes = episodic_test.eval_episodes.on(device)
         predictions = self.method.evaluate(server, clients, eval_episodes, key)
         return score(predictions, episodic_test, transductive=self.method.traits.transductive)
@@ -491,6 +492,8 @@ def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
     assert run.threads is not None, "PreparedRun sets it"
     if run.fleet == "vectorised":
         return Vectorised(host, run.chunk, workers, run.threads)
+    if run.fleet == "threads" and run.device != "cpu":
+        return Streams(host)
     if workers > 1:
         return Threads(host, workers, run.threads)
     return Sequential(host)

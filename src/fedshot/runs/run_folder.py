@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from fedshot.config.load import Config, load
 from fedshot.config.settings import Settings, at, merged
+from fedshot.core.devices import devices_of
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.locks import Lock, only_one, taken
 from fedshot.core.records import COPY
@@ -61,11 +60,15 @@ def written(folder: Path) -> Settings:
 def configuration(folder: Path, *, any_device: bool = False) -> Config:
     """Return the configuration of a run. Raises ConfigError, and CheckpointError as `written`.
 
-    With `any_device`, a run that used a GPU gets the CPU if this machine has no GPU.
+    With `any_device`, a run that used a GPU gets the CPU if this machine does not have it.
     """
     settings = written(folder)
-    if any_device and at(settings, "run.device") == "cuda" and not torch.cuda.is_available():
-        settings = merged(settings, {"run": {"device": "cpu"}})
+    device = at(settings, "run.device")
+    if any_device and isinstance(device, str):
+        try:
+            devices_of(device)
+        except ConfigError:
+            settings = merged(settings, {"run": {"device": "cpu"}})
     return Config.of(settings)
 
 

@@ -334,7 +334,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             self.support_codes_,
             query,
             classes,
-            run.config.run.device,
+            run.config.run.devices[0],
             whole=run.method.traits.transductive,
         )
 

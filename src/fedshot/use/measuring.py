@@ -94,7 +94,7 @@ def measure(
     tasks, apart = _halves(dataset, rows, classes, spec, episodes, key)
     if with_unknown:
         tasks = _without_one(tasks, shot, key)
-    test_episodes = EpisodicTest(dataset, tasks).eval_episodes.on(run.config.run.device)
+    test_episodes = EpisodicTest(dataset, tasks).eval_episodes.on(run.config.run.devices[0])
     labelled = _labelled(run.evaluate(test_episodes, client), _labels(tasks, dataset.y))
     known, half = labelled.y >= 0, labelled.measures
     heat, end = temperature(labelled.logits[known & ~half], labelled.y[known & ~half])

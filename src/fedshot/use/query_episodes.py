@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from fedshot.core.devices import CPU
 from fedshot.learners.feature_cache import EpisodeIndex
 from fedshot.learners.learner import EvalEpisode, LazyEpisodes
 from fedshot.use.inputs import joined
@@ -34,7 +35,7 @@ class QueryEpisodes(LazyEpisodes):
         codes: Tensor,
         query: Tensor,
         classes: Tensor,
-        device: str = "cpu",
+        device: torch.device = CPU,
         *,
         whole: bool = False,
     ) -> None:

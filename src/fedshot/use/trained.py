@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
+from fedshot.core.devices import CPU
 from fedshot.core.errors import CheckpointError, ConfigError, DataError, as_path
-from fedshot.core.machine import arithmetic
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -158,11 +158,9 @@ class TrainedRun:
         """Return the method's predictions as in the test, by all clients or only by `client`."""
         ids = self.dataset_info.clients if client is None else (client,)
         clients = Clients(self._fleet, ids, quorum=0.0, round=self.round, phase="evaluate")
-        threads, device = self.config.run.threads, self.config.run.device
-        assert threads is not None
         key = self._key.at("round", self.round, "exam")
-        with self._lock, arithmetic(threads):
-            server = tree.to(self.server, torch.device(device))
+        with self._lock, self.config.run.arithmetic():
+            server = tree.to(self.server, self.config.run.devices[0])
             return self.method.evaluate(server, clients, eval_episodes, key)
 
     @cached_property
@@ -205,11 +203,12 @@ class _Hosts(Host):
             None,  # type: ignore[arg-type]
             PrivateStore(run.folder / "clients"),
             Key(run.config.seed).at("clients"),
-            run.config.run.device,
+            run.config.run.devices,
         )
         self._run = run
 
-    def data(self, client: int) -> ClientData:
+    def data(self, client: int, device: torch.device = CPU) -> ClientData:
+        del device
         return _LazyData(self._run, client)  # type: ignore[return-value]
 
 

@@ -88,13 +88,14 @@ class Augment:
             rows, columns = rows + shift[0], columns + shift[1]
         inside = ((rows >= 0) & (rows < h))[:, :, None] & ((columns >= 0) & (columns < w))[:, None]
         images = torch.arange(n)[:, None, None]
-        picked = x[images, rows.clamp(0, h - 1)[:, :, None], columns.clamp(0, w - 1)[:, None]]
-        return picked * inside[..., None]
+        places = images, rows.clamp(0, h - 1)[:, :, None], columns.clamp(0, w - 1)[:, None]
+        picked = x[tuple(part.to(x.device) for part in places)]
+        return picked * inside[..., None].to(x.device)
 
     def _coloured(self, x: Tensor, rng: np.random.Generator) -> Tensor:
         n, _, _, c = x.shape
         draws = torch.from_numpy(rng.random((3, n, 1, 1, 1), dtype=np.float32))
-        factors = 1 + self.jitter * (2 * draws - 1)
+        factors = (1 + self.jitter * (2 * draws - 1)).to(x.device)
         pixels = x.float() * factors[0]
         grey = self._grey(pixels).mean(dim=(1, 2), keepdim=True)
         pixels = grey + factors[1] * (pixels - grey)
@@ -107,4 +108,4 @@ class Augment:
     def _grey(pixels: Tensor) -> Tensor:
         if pixels.shape[-1] != 3:
             return pixels.mean(dim=-1, keepdim=True)
-        return (pixels * torch.tensor(_LUMA)).sum(dim=-1, keepdim=True)
+        return (pixels * torch.tensor(_LUMA, device=pixels.device)).sum(dim=-1, keepdim=True)

@@ -246,9 +246,14 @@ def block(arrays: Sequence[Ints]) -> Rows:
 
 
 def examples(dataset: Dataset, rows: Ints) -> Tensor:
-    """Return images, uint8 [n, H, W, C], or word numbers of texts, int32 [n, L], padded with 0."""
+    """Return images, uint8 [n, H, W, C], or word numbers of texts, int32 [n, L], padded with 0.
+
+    They are on the CPU, or on the GPU that the dataset has been copied to.
+    """
     if isinstance(dataset.x, Tokens):
         return torch.from_numpy(dataset.x.rows(rows))
+    if dataset.resident is not None:
+        return dataset.resident[torch.from_numpy(rows).to(dataset.resident.device)]
     # `take` reads only these rows of a memory map, and makes a copy that torch may own.
     return torch.from_numpy(np.asarray(np.take(dataset.x, rows, axis=0)))
 

@@ -92,9 +92,9 @@ class RegularizedMaml(FederatedMaml):
 class ReferenceLogits:
     """Logits of p(reference), computed once per episode of a local update and then cached.
 
-    They depend on the episode and its dropout seed, which are the same in every stage; in training,
-    batch norm uses batch statistics, so the running ones do not matter. Under `vmap` nothing is
-    cached, because tensors made inside one gradient are invalid in the next.
+    They depend on the episode and on its dropout seed, of which it has one in all stages; in
+    training, batch norm uses batch statistics, so the running ones do not matter. Under `vmap`
+    nothing is cached, because tensors made inside one gradient are invalid in the next.
 
     `features` caches the reference body's features, for models that still share that body.
     """
@@ -102,13 +102,13 @@ class ReferenceLogits:
     def __init__(self, method: RegularizedMaml, reference: Tree) -> None:
         self.features = SharedFeatures(method.learner, reference["body"])
         self._method, self._reference = method, reference
-        self._known: dict[tuple[int, int], tuple[Episode, Tensor]] = {}
+        self._known: dict[int, tuple[Episode, Tensor]] = {}
 
     def __call__(self, stats: Tree, episode: Episode, seed: Tensor) -> Tensor:
         """Return the logits of p(reference), a constant."""
         if stacked():
             return self._compute(stats, episode, seed)
-        key = (id(episode), int(seed))  # the episode is stored, so its id stays unique
+        key = id(episode)  # the episode is stored, so its id stays unique
         if key not in self._known:
             self._known[key] = episode, self._compute(stats, episode, seed)
         return self._known[key][1]

@@ -46,8 +46,8 @@ class SharedFeatures:
         self._learner = learner
         self._body = body
         self._stats: Tree = {}  # a new object after each episode, which empties the cache
-        # The value holds x, so that the id of x in the key stays unique.
-        self._known: dict[tuple[int, int, int], tuple[Tensor, tuple[Tensor, Tree]]] = {}
+        # The value holds x and the seed, so that their ids in the key stay unique.
+        self._known: dict[tuple[int, int, int], tuple[Tensor, Tensor, tuple[Tensor, Tree]]] = {}
 
     def __call__(
         self, body: Tree, stats: Tree, x: Tensor, seed: Tensor, site: int
@@ -57,10 +57,11 @@ class SharedFeatures:
             return self._learner.features({"body": body}, stats, x, seed, site)
         if stats is not self._stats:
             self._stats, self._known = stats, {}
-        key = (id(x), int(seed), site)
+        key = (id(x), id(seed), site)
         if key not in self._known:
-            self._known[key] = x, self._learner.features({"body": body}, stats, x, seed, site)
-        return self._known[key][1]
+            found = self._learner.features({"body": body}, stats, x, seed, site)
+            self._known[key] = x, seed, found
+        return self._known[key][2]
 
 
 def paired_predictions(

@@ -93,17 +93,19 @@ class FRLOneShot(Pretrained):
     @client_work()
     def candidate(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Fine-tune on some of the supports; upload the change, and the accuracy on the others."""
-        aside = set_aside(drawn.support_y, self.holdout)
         x, y = drawn.support_x, drawn.support_y
-        mine = drawn._replace(support_x=x[~aside], support_y=y[~aside], query_x=x[aside])
+        aside = set_aside(y, self.holdout)
+        rows = aside.long().argsort(stable=True)
+        rest, held_out = rows.tensor_split([len(y) - int(aside.sum())])
+        mine = drawn._replace(support_x=x[rest], support_y=y[rest], query_x=x[held_out])
         theta = self.local.learn(down["theta"], mine, None).theta
         score = torch.zeros(())
-        if bool(aside.any()):
+        if len(held_out):
             with torch.no_grad():
                 norms = GroupNorms(self.local, down["stats"], [mine])
                 (h,) = query_maps(self.local, theta, norms, [mine])
                 logits = self.local.head_logits(theta, h, drawn.open)
-                score = accuracy(logits, y[aside])
+                score = accuracy(logits, y[held_out])
         held = (y[:, None] == torch.arange(len(drawn.open), device=y.device)).any(0)
         up = {"score": score, "held": held, "n": torch.tensor(len(mine.support_y))}
         return Reply(up | changes({"theta": theta}, down), private, len(mine.support_y))
@@ -152,9 +154,9 @@ class FRLOneShot(Pretrained):
             best = sorted(got.accepted, key=lambda c: (-float(got["score"][c]), c))[: self.keep]
             held = held | torch.stack([got["held"][c] for c in best]).any(0)
             models = [tree.add(theta, got["theta"][c]) for c in best]
-            total = float(sum(int(got["n"][c]) for c in best))
-            for c in best:
-                share = int(got["n"][c]) / total
+            counts = [int(got["n"][c]) for c in best]
+            for c, n in zip(best, counts, strict=True):
+                share = n / sum(counts)
                 theta = tree.map(lambda w, d, s=share: w + s * d, theta, got["theta"][c])
         ensemble = self.last == "ensemble" and self.test_rounds
         return (models if ensemble else [theta]), held

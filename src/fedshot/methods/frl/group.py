@@ -75,8 +75,7 @@ class Group:
         outcome = reduce_replies(_Here(self), exchange)  # type: ignore[arg-type]
         device = self._device(down)
         if device.type != "cpu":  # sums are made on the CPU, as those of clients are
-            parts = {name: tree.to(part, device) for name, part in outcome.parts.items()}
-            outcome = replace(outcome, parts=parts)
+            outcome = replace(outcome, parts=tree.to(dict(outcome.parts), device))
         if not outcome.accepted:
             reasons = "; ".join(f"client {c}: {f.reason}" for c, f in outcome.faults.items())
             raise QuorumError(f"no client of the group gave a usable reply: {reasons}")
@@ -90,9 +89,7 @@ class Group:
     def _replies(self, exchange: Exchange) -> Iterator[Arrival]:
         for client in exchange.to:
             message = exchange.message(client)
-            reply = exchange.work(message, {}, self._drawn(exchange, client))
-            up = tree.to(tree.detach(dict(reply.up)), torch.device("cpu"))
-            reply = reply._replace(up=up)
+            reply = exchange.work(message, {}, self._drawn(exchange, client)).on_cpu()
             self.bytes_down += tree.nbytes(message)
             self.bytes_up += tree.nbytes(reply.up)
             faults = (

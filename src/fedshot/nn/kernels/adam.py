@@ -39,6 +39,8 @@ def adam_step(
     moved = None
     if tensors.plain_floats(*every) and not differentiated:
         moved = _compiled(four, lr, decay, step, reuse)
+    if moved is None and every[0].is_cuda and not stacked() and not differentiated:
+        moved = _together(four, lr, decay, step)
     if moved is None:
         moved = _plain(four, lr, decay, step)
     w, m, v = zip(*moved, strict=True)
@@ -74,6 +76,22 @@ def _plain(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tens
         by = size.to(w.dtype) * (mean / (square.sqrt() + eps.to(w.dtype)))
         moved.append((w - by, mean, square))
     return moved
+
+
+def _together(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tensor) -> Moved:
+    """Return the same as `_plain`, by kernels that take all leaves at once."""
+    size, eps = (part.to(four[0][0].dtype) for part in _sizes(lr, step.to(torch.float64)))
+    w, g, m, v = zip(*four, strict=True)
+    if decay:
+        g = tuple(torch._foreach_add(g, w, alpha=decay))
+    mean = torch._foreach_lerp(m, g, 1 - BETA1)
+    square = torch._foreach_mul(v, BETA2)
+    torch._foreach_addcmul_(square, g, g, 1 - BETA2)
+    root = torch._foreach_sqrt(square)
+    torch._foreach_add_(root, eps)
+    by = torch._foreach_div(mean, root)
+    torch._foreach_mul_(by, size)
+    return list(zip(torch._foreach_sub(w, by), mean, square, strict=True))
 
 
 def _sizes(lr: float, t: Any) -> tuple[Any, Any]:

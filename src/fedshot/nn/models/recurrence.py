@@ -99,13 +99,16 @@ def _flat(p: Tree) -> list[Tensor]:
 
 def _trim(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the columns up to the last word of any text (at least one), and the lengths [n]."""
-    if not ((mask == 0) | (mask == 1)).all():
-        raise DataError("the last column of prepared texts is 1 for a word and 0 for padding.")
-    if (mask[:, 1:] > mask[:, :-1]).any():
+    lengths = mask.sum(1).to(torch.int64)
+    words = torch.arange(mask.shape[1], device=mask.device) < lengths[:, None]
+    # One read, because a GPU first finishes all its work.
+    longest, wrong = torch.stack([lengths.max(), (mask != words).sum()]).tolist()
+    if wrong:
+        if not ((mask == 0) | (mask == 1)).all():
+            raise DataError("the last column of prepared texts is 1 for a word and 0 for padding.")
         row = int((mask[:, 1:] > mask[:, :-1]).any(1).nonzero()[0])
         raise DataError(f"text {row} has a word after padding; put the words of a text first.")
-    lengths = mask.sum(1).to(torch.int64)
-    return x[:, : max(int(lengths.max()), 1)], lengths
+    return x[:, : max(longest, 1)], lengths
 
 
 def _pick(rows: Tensor, at: Tensor) -> Tensor:
