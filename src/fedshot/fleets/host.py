@@ -83,7 +83,7 @@ class Host:
         not finite, the reply is rejected at once, and the client keeps its previous state.
         """
         call = self.prepare(exchange, client)
-        return self.finish(exchange, call, self._run(exchange, call))
+        return self.finish(exchange, call, self._run_work(exchange, call))
 
     def placed(self, exchange: Exchange) -> Exchange:
         """Return the exchange with a message that all clients get on the device, copied once."""
@@ -97,7 +97,7 @@ class Host:
         drawn = self.checks.draw(exchange.work, self.data(client), exchange.client_key(client))
         return ClientCall(client, exchange.message(client), private, drawn)
 
-    def _run(self, exchange: Exchange, call: ClientCall) -> Reply:
+    def _run_work(self, exchange: Exchange, call: ClientCall) -> Reply:
         """Run one client's work on the device."""
         if self.device.type == "cpu":
             return self.checks.run(exchange.work, *call[1:])
