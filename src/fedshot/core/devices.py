@@ -39,16 +39,15 @@ def _device(name: str, names: str, option: str) -> torch.device:
             "such as 'cuda:0,cuda:1'."
         )
     if kind == "cuda":
-        number = int(number or 0)
         seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if number >= seen:
+        if int(number or 0) >= seen:
             here = f"{seen} CUDA device{'s' * (seen > 1)}" if seen else "no CUDA device"
             raise ConfigError(
                 f"{option} is {names!r}, and torch sees {here} here. Use "
                 f"{'a smaller number' if seen else repr('cpu')}, or install a build of torch for "
                 "this machine's GPU and its driver."
             )
-        return torch.device("cuda", number)
+        return torch.device("cuda", int(number or 0))
     if kind == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(
             f"{option} is 'mps', and torch sees no Apple GPU here. Use 'cpu' or 'cuda'."
@@ -58,7 +57,7 @@ def _device(name: str, names: str, option: str) -> torch.device:
 
 def described(devices: Sequence[torch.device]) -> list[str]:
     """Return the models of GPUs and the versions of their libraries, which results depend on."""
-    cuda = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    cuda = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]
     return [
         f"{torch.cuda.get_device_name(device)}, {cuda}" if device.type == "cuda" else str(device)
         for device in devices

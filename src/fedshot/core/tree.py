@@ -247,9 +247,10 @@ def to(tree: Tree, device: torch.device) -> Tree:
 
 def _joined_to(leaves: list[Tensor], device: torch.device) -> Iterator[Tensor]:
     """Yield the leaves, which have one dtype, on a device, by a single copy."""
-    whole = torch.cat([leaf.reshape(-1) for leaf in leaves]).to(device)
-    for leaf, part in zip(leaves, whole.split([leaf.numel() for leaf in leaves]), strict=True):
-        yield part.clone().view(leaf.shape)
+    whole, end = torch.cat([leaf.reshape(-1) for leaf in leaves]).to(device), 0
+    for leaf in leaves:
+        first, end = end, end + leaf.numel()
+        yield whole[first:end].clone().view(leaf.shape)
 
 
 def detach(tree: Tree) -> Tree:

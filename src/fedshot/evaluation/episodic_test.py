@@ -149,7 +149,8 @@ class EvalEpisodes(LazyEpisodes):
         holders = (torch.from_numpy(part[u]) for part in
                    (tasks.support_held, tasks.query_held, tasks.spare_held))  # fmt: skip
         labels = _labels(self._dataset, rows, tasks.classes[u])
-        return Held(*holders, examples(self._dataset, rows), labels)
+        parts = (*holders, examples(self._dataset, rows), labels)
+        return Held(*parts)
 
     @cached_property
     def _places(self) -> tuple[Ints, Ints]:
@@ -174,7 +175,8 @@ class EvalEpisodes(LazyEpisodes):
         rows, classes = tasks.support[u], tasks.classes[u]
         support, query = (torch.from_numpy(places[r]) for r in (rows, tasks.query[u]))
         parts = (support, _labels(self._dataset, rows, classes), query)
-        return EpisodeIndex(*tree.to(parts, self._device), len(classes))
+        support, labels, query = tree.to(parts, self._device)
+        return EpisodeIndex(support, labels, query, len(classes))
 
 
 def _labels(dataset: Dataset, rows: Ints, classes: Ints) -> Tensor:

@@ -95,7 +95,7 @@ class Host:
         not finite, the reply is rejected at once, and the client keeps its previous state.
         """
         call = self.prepare(exchange, client)
-        return self.finish(exchange, call, self._reply(exchange, call))
+        return self.finish(exchange, call, self._run_work(exchange, call))
 
     def placed(self, exchange: Exchange, device: torch.device | None = None) -> Exchange:
         """Return the exchange with a message that all clients get on a device, copied once."""
@@ -111,14 +111,12 @@ class Host:
 
         Examples may be on the device already, and the message is if `placed` has moved it.
         """
-        private, data = (
-            self.private(client, exchange.version),
-            self.data(client, device or self.device),
-        )
+        private = self.private(client, exchange.version)
+        data = self.data(client, device or self.device)
         drawn = self.checks.draw(exchange.work, data, exchange.client_key(client))
         return ClientCall(client, exchange.message(client), private, drawn)
 
-    def _reply(self, exchange: Exchange, call: ClientCall) -> Reply:
+    def _run_work(self, exchange: Exchange, call: ClientCall) -> Reply:
         """Run one client's work on the device."""
         if self.device.type == "cpu":
             return self.checks.run(exchange.work, *call[1:])

@@ -105,11 +105,16 @@ def shares_of(eval_episode: EvalEpisode, slots: int | None = None) -> list[Episo
     none = e.support_y[:0]
     if not e.held:
         return [EpisodeShare(e.support_x, e.support_y, e.query_x, none, used, ())]
-    found = []
-    for k in range(int(e.held.support.max()) + 1):
-        mine, query_x = e.held.support == k, e.query_x[e.held.query == k]
-        found.append(EpisodeShare(e.support_x[mine], e.support_y[mine], query_x, none, used, ()))
-    return found
+    x, y = _by_client(e.held.support, e.support_x, e.support_y)
+    (query_x,) = _by_client(e.held.query, e.query_x, clients=len(y))
+    return [EpisodeShare(*mine, none, used, ()) for mine in zip(x, y, query_x, strict=True)]
+
+
+def _by_client(holders: Tensor, *parts: Tensor, clients: int = 0) -> list[Sequence[Tensor]]:
+    """Split the rows of each part among their holders: clients 0, 1, .., at least `clients`."""
+    sizes = holders.bincount(minlength=clients).tolist()  # a GPU waits here, not for each client
+    rows = holders.argsort(stable=True)
+    return [torch.split(part[rows], sizes) for part in parts]
 
 
 def spare_shares(eval_episode: EvalEpisode, slots: int) -> list[EpisodeShare]:
@@ -122,11 +127,8 @@ def spare_shares(eval_episode: EvalEpisode, slots: int) -> list[EpisodeShare]:
         return []
     used = torch.arange(slots, device=held.spare.device) < len(eval_episode.classes)
     no_x, no_y = eval_episode.query_x[:0], held.spare_y[:0]
-    found = []
-    for k in range(int(held.spare.min()), int(held.spare.max()) + 1):
-        mine = held.spare == k
-        found.append(EpisodeShare(held.spare_x[mine], held.spare_y[mine], no_x, no_y, used, ()))
-    return found
+    x, y = _by_client(held.spare - held.spare.min(), held.spare_x, held.spare_y)
+    return [EpisodeShare(*mine, no_x, no_y, used, ()) for mine in zip(x, y, strict=True)]
 
 
 def in_order(eval_episode: EvalEpisode, parts: Sequence[Tensor]) -> Tensor:
