@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
+from fedshot.core.devices import CPU
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.learner import EvalEpisode
@@ -28,12 +29,12 @@ QUERIES = 5  # of each class
 PART = "common_questions"  # key of the predictions in a client's upload
 
 
-def common_questions(model: Model, n: int) -> tuple[EvalEpisode, ...]:
-    """Return n synthetic one-shot episodes, on the CPU."""
+def common_questions(model: Model, n: int, device: torch.device = CPU) -> tuple[EvalEpisode, ...]:
+    """Return n synthetic one-shot episodes."""
     text = model.table is not None
     shape = model.shape[:1] if text else model.shape
     words = 0 if model.table is None else len(model.table)
-    drawn = (_draw(shape, words, _ways(model), u) for u in range(n))
+    drawn = (_draw(shape, words, _ways(model), u, device) for u in range(n))
     if model.kind != "features":
         return tuple(drawn)
     return tuple(  # bytes become numbers from -1 to 1
@@ -48,7 +49,9 @@ def _ways(model: Model) -> int:
 
 
 @lru_cache(64)
-def _draw(shape: tuple[int, ...], words: int, way: int, u: int) -> EvalEpisode:
+def _draw(
+    shape: tuple[int, ...], words: int, way: int, u: int, device: torch.device
+) -> EvalEpisode:
     # Drawn by numpy, because torch's random operations would run under vmap with stacked clients.
     rng = Key(0).at("probe", u).numpy()
     low, high, dtype = (1, words, np.int32) if words else (0, 256, np.uint8)
@@ -61,7 +64,9 @@ def _draw(shape: tuple[int, ...], words: int, way: int, u: int) -> EvalEpisode:
         x = patterns.repeat(n, 0)
         keep = rng.random(x.shape) < 0.5
         examples.append(torch.from_numpy(np.where(keep, x, noise(len(x)))))
-    return EvalEpisode(examples[0], torch.arange(way), examples[1], torch.arange(way))
+    drawn = EvalEpisode(examples[0], torch.arange(way), examples[1], torch.arange(way))
+    found: EvalEpisode = tree.to(drawn, device)
+    return found
 
 
 def common_form(model: Model, n: int) -> dict[str, Tensor]:
