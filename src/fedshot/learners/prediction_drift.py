@@ -86,7 +86,7 @@ def answer_common(learner: Maml, params: Tree, stats: Tree, n: int) -> dict[str,
     if n == 0:
         return {}
     device = tree.leaves(params)[0].device
-    episodes = tree.to(common_questions(learner.model, n), device)
+    episodes = common_questions(learner.model, n, device)
     logits = torch.cat([learner.answer(params, stats, e).detach().float() for e in episodes])
     log_p = logits.log_softmax(-1).clamp(min=-80.0)
     return {PART: torch.where(log_p.isnan(), 1.0, log_p)}
