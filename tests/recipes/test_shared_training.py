@@ -70,7 +70,7 @@ def done(
 ) -> dict[str, Any]:
     """Obey a job in this process; `alone` has a follower train by itself."""
     monkeypatch.setattr(cell_worker, "_emit", lambda *_: None)
-    monkeypatch.setattr(cell_worker.provenance, "here", lambda _: here)
+    monkeypatch.setattr(cell_worker.provenance, "here", lambda *_: here)
     order = json.loads(json.dumps(job.order()))
     do = "train" if alone else order["do"]
     told: dict[str, Any] = cell_worker._ACTIONS[do](cell_worker._experiment(order), order)

@@ -371,6 +371,9 @@ def _add_reproduce(commands: Commands) -> None:
     made.add_argument(
         "--tune", type=int, default=0, metavar="N", help="tune every method with N trials"
     )
+    made.add_argument(
+        "--device", default="cpu", help="device of the trainings, as run.device (cpu)"
+    )
     made.add_argument("--jobs", type=int, help="processes at once (as cores and memory allow)")
     made.add_argument(
         "--results", type=Path, default=Path("results"), help="folder of finished cells (results)"

@@ -97,6 +97,7 @@ def _request(recipe: Recipe, options: argparse.Namespace) -> Request:
         options.out,
         options.results,
         options.data_dir,
+        options.device,
     )
 
 

@@ -61,7 +61,8 @@ def _end_with_parent() -> None:
 
 def _experiment(order: dict[str, Any]) -> Experiment:
     # Other cells train at the same time. `workers` does not change the results.
-    settings = trees.merged(order["settings"], {"run": {"workers": 1}})
+    run = {"workers": 1, "device": order["device"]}
+    settings = trees.merged(order["settings"], {"run": run})
     prepared = PreparedRun(Config.of(settings), order["data_dir"])
     return Experiment(prepared, Path(order["folder"]), keep_validated=order["keep_validated"])
 
@@ -90,7 +91,7 @@ def _follow(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
         _emit_round(round, run.config.run.rounds, accuracy, 0.0)
 
     with run.alone():
-        provenance.note(run.folder, -1, provenance.here(run.method.name))
+        provenance.note(run.folder, -1, _here(run))
         found = follow(run, lead, validated)
     return _summary(run, lead, found) | {
         "validation": found["validation"],
@@ -164,12 +165,16 @@ def _finish(run: Experiment) -> None:
         run.refresh()
         if run.round < run.config.run.rounds:
             last = run.round if run.checkpoints.rounds() else -1
-            provenance.note(run.folder, last, provenance.here(run.method.name))
+            provenance.note(run.folder, last, _here(run))
     rounds = run.config.run.rounds
     _emit("begun", {"round": run.round, "rounds": rounds})
     for record in run.run():
         accuracy = record.validation.accuracy if record.validation else None
         _emit_round(record.round, rounds, accuracy, record.seconds)
+
+
+def _here(run: Experiment) -> dict[str, Any]:
+    return provenance.here(run.method.name, run.config.run.devices)
 
 
 def _history(run: Experiment) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class Job:
     data_dir: str | None
     lead: Job | None = None  # for "follow": the training whose models this job tests
     keep_validated: bool = False  # keep checkpoints of all validated rounds, for "follow"
+    device: str = "cpu"  # run.device of the training; not a setting of the cell
 
     @property
     def methods(self) -> list[str]:
@@ -60,6 +61,7 @@ class Job:
             "methods": {name: user_methods.fingerprint(name) for name in self.methods},
             "folder": str(self.folder), "data_dir": self.data_dir,
             "lead": self.lead and self.lead.order(), "keep_validated": self.keep_validated,
+            "device": self.device,
         }  # fmt: skip
 
 

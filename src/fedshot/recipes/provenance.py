@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NotRequired
 
+import torch
 from typing_extensions import TypedDict
 
 from fedshot import __version__
 from fedshot.core import records, storage
+from fedshot.core.devices import CPU, described
 from fedshot.core.errors import CheckpointError
 from fedshot.methods import user_methods
 from fedshot.runs import recorder
@@ -28,6 +30,7 @@ class _MachineNote(TypedDict):
     torch: str
     processor: NotRequired[str]
     kernels: NotRequired[str]
+    gpus: NotRequired[list[str]]
 
 
 class TrainedPart(TypedDict):
@@ -85,14 +88,16 @@ def _code() -> str:
     return commit if folder is None else folder[:12] + ("+" if commit.endswith("+") else "")
 
 
-def machine() -> dict[str, Any]:
+def machine(devices: Sequence[torch.device] = (CPU,)) -> dict[str, Any]:
     """Return the properties of this machine that affect results or times, without its hostname."""
-    return recorder.environment() | {"processor": _processor()}
+    gpus = [] if devices == (CPU,) else described(devices)
+    found = recorder.environment() | {"processor": _processor()}
+    return found | ({"gpus": gpus} if gpus else {})
 
 
-def here(method: str) -> dict[str, Any]:
+def here(method: str, devices: Sequence[torch.device] = (CPU,)) -> dict[str, Any]:
     """Return the code version and the machine, for a run's history."""
-    return {"commit": revision(method), "code": code(method), "machine": machine()}
+    return {"commit": revision(method), "code": code(method), "machine": machine(devices)}
 
 
 def kinds(parts: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -103,6 +108,8 @@ def kinds(parts: Iterable[Mapping[str, Any]]) -> set[str]:
 def _kind(found: Mapping[str, Any]) -> str:
     processor = found.get("processor", found["machine"])
     kernels = "" if found.get("kernels", "compiled") == "compiled" else ", without the C kernels"
+    if found.get("gpus"):
+        return f"{' and '.join(found['gpus'])}, torch {found['torch']}"
     return f"{found['cores']} cores of {processor}, torch {found['torch']}{kernels}"
 
 

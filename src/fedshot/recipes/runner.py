@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedshot.core.devices import devices_of
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.text import printable
 from fedshot.methods import user_methods
@@ -58,6 +59,7 @@ class Request:
     runs: Path = Path("runs")
     results: Path = Path("results")
     data_dir: str | None = None
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -67,11 +69,17 @@ class Request:
         ):
             if value < least:
                 raise ConfigError(f"--{name} is {value}; expected {least} or more.")
+        devices_of(self.device, "--device")
         if self.seeds > tuning.SEED:
             raise ConfigError(
                 f"--seeds is {self.seeds}; expected {tuning.SEED} or fewer, because seed "
                 f"{tuning.SEED} is for the trials of tuning."
             )
+
+    @property
+    def at_once(self) -> int | None:
+        """Processes at a time; None for as many as cores and memory allow. A GPU gets one."""
+        return self.jobs or (None if self.device == "cpu" else 1)
 
     @property
     def variant(self) -> str:
@@ -128,7 +136,7 @@ class RecipeRunner:
         self.prepare()
         yield from self._tune()
         self._share()
-        for event in Jobs(self._jobs(), self.request.jobs):
+        for event in Jobs(self._jobs(), self.request.at_once):
             self._handle(event)
             yield event
 
@@ -168,14 +176,17 @@ class RecipeRunner:
 
     def _job(self, cell: Cell, seed: int, do: str, chosen: Chosen | None) -> Job:
         settings, folder = self._run_of(cell, seed, chosen)
-        lead, untuned = None, not self.request.tune
+        where, lead, untuned = self.request, None, not self.request.tune
         # Tuned rows have different options, so no row can share the training of another.
         if do == "train" and cell.lead is not None and untuned:
             run = self._run_of(cell.lead, seed, None)
             do = "follow"
-            lead = Job(cell.lead.key, "train", *run, self.request.data_dir, keep_validated=True)
+            lead = Job(
+                cell.lead.key, "train", *run, self.request.data_dir, None, True, self.request.device
+            )
         key = f"{do} {cell.key} {seed} {folder.name}"
-        return Job(key, do, settings, folder, self.request.data_dir, lead, cell.leads and untuned)
+        keep, where = cell.leads and untuned, self.request
+        return Job(key, do, settings, folder, where.data_dir, lead, keep, where.device)
 
     def _run_of(self, cell: Cell, seed: int, chosen: Chosen | None) -> tuple[dict[str, Any], Path]:
         """Return the settings of a training and the folder of its run."""
@@ -237,7 +248,7 @@ class RecipeRunner:
             groups[row.key] = [
                 self._job(search.cell, tuning.SEED, "tune", one) for one in search.trials
             ]
-        yield from train(groups, self.request.jobs, self._choose, self._fail_trial)
+        yield from train(groups, self.request.at_once, self._choose, self._fail_trial)
 
     def _choose(self, key: str, facts: Sequence[Mapping[str, Any]]) -> None:
         """Write the finished trials of a row, and set its options to those of the best trial."""
