@@ -181,11 +181,9 @@ class RecipeRunner:
         if do == "train" and cell.lead is not None and untuned:
             run = self._run_of(cell.lead, seed, None)
             do = "follow"
-            lead = Job(
-                cell.lead.key, "train", *run, self.request.data_dir, None, True, self.request.device
-            )
+            lead = Job(cell.lead.key, "train", *run, where.data_dir, None, True, where.device)
         key = f"{do} {cell.key} {seed} {folder.name}"
-        keep, where = cell.leads and untuned, self.request
+        keep = cell.leads and untuned
         return Job(key, do, settings, folder, where.data_dir, lead, keep, where.device)
 
     def _run_of(self, cell: Cell, seed: int, chosen: Chosen | None) -> tuple[dict[str, Any], Path]:
