@@ -50,7 +50,7 @@ from fedshot.protocol.exchange import Fleet, Reply
 from fedshot.protocol.method import Method
 from pretend_gpu import DEVICE, PretendGpu, pretend_gpu
 
-COHORT = (5, 0)
+COHORTS = {"sequential": (5,), "vectorised": (5, 0)}  # a stack has two clients
 WORK = "client work"
 
 # Reads in one client's work. Other methods have none.
@@ -61,7 +61,7 @@ COPIES = 5  # at most, for a client and exchange, each way: one per dtype
 # At most: whether a class has no support, which examples are set aside, whether a matrix is
 # singular; in FedCGS the shrinkage, once for all episodes.
 READS_OF_EPISODE = 3
-QUICK = {"fl_proto", "frl", "fedfsl_mi"}
+QUICK = {"fl_proto", "frl"}
 
 
 class Checks(WorkChecks):
@@ -129,10 +129,11 @@ def test_a_method_has_the_numbers_of_a_cpu_and_does_not_wait(
     name: str, fleet: str, tmp_path: Path
 ) -> None:
     """In training and a test; methods that keep states train a second round, which reads them."""
-    method, rounds, test = small(METHODS[name]), 2 if name in KEEP_STATES else 1, episodic_test(2)
-    expected = Federation(method, on(fleet), tmp_path / "cpu").train(rounds, choose=COHORT)
+    method, cohort, test = small(METHODS[name]), COHORTS[fleet], episodic_test(2)
+    rounds = 2 if name in KEEP_STATES else 1
+    expected = Federation(method, on(fleet), tmp_path / "cpu").train(rounds, choose=cohort)
     with pretend_gpu() as gpu:
-        found = Federation(method, on(fleet, gpu), tmp_path / "gpu").train(rounds, choose=COHORT)
+        found = Federation(method, on(fleet, gpu), tmp_path / "gpu").train(rounds, choose=cohort)
         works = len(found.executions)
         assert gpu.count("read", part=WORK) == READS_OF_WORK.get(name, 0) * works, gpu.events
         assert gpu.count("read", part="") == 0, gpu.events
@@ -170,7 +171,9 @@ def test_a_group_of_test_clients_has_the_numbers_of_a_cpu(
 def test_in_float32_no_kernel_of_the_cpu_is_used(name: str, tmp_path: Path) -> None:
     """It would ask for the address of a tensor, which is refused."""
     with pretend_gpu() as gpu:
-        run = Federation(METHODS[name], on("sequential", gpu), tmp_path).train(choose=COHORT[:1])
+        run = Federation(METHODS[name], on("sequential", gpu), tmp_path).train(
+            choose=COHORTS["sequential"]
+        )
         logits = predicted(run, episodic_test(1), gpu)
     assert all(leaf.isfinite().all() for leaf in logits.values())
 
@@ -183,7 +186,7 @@ TABLE = torch.linspace(-1, 1, 28).view(7, 4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("backbone", [MLP(), ResNet12(), *TEXTS], ids=str)
+@pytest.mark.parametrize("backbone", [MLP(), ResNet12((4, 4, 6, 6)), *TEXTS], ids=str)
 def test_a_backbone_has_the_gradients_of_a_cpu(backbone: Any, dtype: Any) -> None:
     draw = torch.Generator().manual_seed(0)
     if backbone in TEXTS:
