@@ -46,6 +46,8 @@ _NO_NUMBERS = {
     *(_ops.native_batch_norm.default, _ops.convolution.default, _ops.scatter.src),
     *(_ops.index_add.default, _ops.index_copy.default, _ops.native_layer_norm.default),
 }
+_PRODUCTS = {_ops.mm.default, _ops.bmm.default, _ops.addmm.default, _ops.mv.default}
+_PRODUCTS |= {_ops.dot.default, _ops.baddbmm.default, _ops.addmv.default}
 
 
 class OnGpu(Tensor):
@@ -158,6 +160,8 @@ class PretendGpu(TorchDispatchMode):
             if (type(given[-1]) is OnGpu) != to_gpu:
                 self.record("down" if to_gpu else "up", str(func))
             return
+        if func in _PRODUCTS and not given[-1].is_floating_point():
+            raise RuntimeError(f"{func} of {given[-1].dtype} is not implemented on CUDA")
         if func in _READS:
             self.record("read", str(func))
         here = [leaf for leaf in given if type(leaf) is not OnGpu]

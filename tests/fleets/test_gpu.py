@@ -241,6 +241,7 @@ def test_the_pretended_gpu_refuses_what_cuda_refuses(gpu: PretendGpu) -> None:
         lambda: x + here,
         lambda: torch.stack([x[0], torch.tensor(1.0)]),
         lambda: here[x.long()],
+        lambda: x.long()[None] @ x.long(),
         lambda: torch.randn(2, device=DEVICE, generator=torch.Generator()),
         x.numpy,
         x.data_ptr,
