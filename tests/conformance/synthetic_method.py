@@ -86,8 +86,9 @@ class SyntheticMethod(Method[Server]):
         """Count images; tell a sketch of the diary, and write the day's picture into it."""
         picture = drawn["x"].double().mean(0) / 255
         diary = 0.9 * private["diary"] + picture.mean().float() * down["shift"]
+        classes = torch.arange(self.classes, device=drawn["y"].device)
         up = {
-            "seen": (drawn["y"][:, None] == torch.arange(self.classes)).sum(0),
+            "seen": (drawn["y"][:, None] == classes).sum(0),
             "picture": picture,
             "sketch": {"row": private["diary"].mean(1)},
         }

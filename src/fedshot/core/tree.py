@@ -18,6 +18,7 @@ from torch import Tensor
 # With a recursive alias mypy would reject every `tree["theta"]`.
 Tree: TypeAlias = Any
 
+_SMALL = 2**20  # numbers; the copy of more takes longer than to begin it
 _BRANCHES = (dict, tuple, Mapping)  # Mapping last: checking for it is slow
 
 
@@ -231,14 +232,15 @@ def zeros_like(tree: Tree) -> Tree:
 def to(tree: Tree, device: torch.device) -> Tree:
     """Return the tree on a device; leaves that are already there are not copied.
 
-    Contiguous leaves of one dtype are copied as one tensor, because every copy to or from a GPU
-    takes a fixed time. Each leaf has memory of its own afterwards.
+    Small contiguous leaves of one dtype are copied as one tensor, because every copy to or from a
+    GPU takes a fixed time. Each leaf has memory of its own afterwards.
     """
     joined: dict[torch.dtype, list[Tensor]] = defaultdict(list)
 
     def is_joined(leaf: Tensor) -> bool:
         there = leaf.device.type == device.type and device.index in (None, leaf.device.index)
-        return not there and leaf.layout == torch.strided and leaf.is_contiguous()
+        small = leaf.layout == torch.strided and leaf.is_contiguous() and leaf.numel() <= _SMALL
+        return small and not there
 
     map(lambda leaf: joined[leaf.dtype].append(leaf) if is_joined(leaf) else None, tree)
     copies = {dtype: _joined_to(leaves, device) for dtype, leaves in joined.items()}
