@@ -5,8 +5,11 @@ the CPU bit by bit. What CUDA refuses is refused: operands on two devices, a gen
 the memory address, numpy. Reads by the host, for which a GPU has to finish all queued work, and
 copies in both directions are recorded with the line of fedshot that asked for them.
 
-Not pretended: CUDA's own kernels (cuDNN, autocast) and their rounding, streams, and memory. Only
-the thread that entered the device has it.
+A CUDA graph records the operators and their memory, and a replay runs them again on what the memory
+holds then. So a function that depends on its inputs in any other way gives another result.
+
+Not pretended: CUDA's own kernels (cuDNN, autocast) and their rounding, streams, and the amount of
+memory. Only the thread that entered the device has it.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,25 +55,26 @@ _PRODUCTS |= {_ops.dot.default, _ops.baddbmm.default, _ops.addmv.default}
 
 
 class OnGpu(Tensor):
-    """A tensor on the pretended device; `values` are its numbers, on the CPU.
+    """A tensor on a pretended device; `values` are its numbers, on the CPU.
 
     Torch takes it for a tensor of the device "meta", which every build of torch has.
     """
 
     values: Tensor
     gpu: PretendGpu
-    device = property(lambda _: torch.device(DEVICE))  # type: ignore[assignment]
+    number: int
+    device = property(lambda self: torch.device("cuda", self.number))  # type: ignore[assignment]
     is_cuda = property(lambda _: True)  # type: ignore[assignment]
     is_meta = property(lambda _: False)  # type: ignore[assignment]
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, values: Tensor, gpu: PretendGpu) -> OnGpu:
+    def __new__(cls, values: Tensor, gpu: PretendGpu, number: int) -> OnGpu:
         it = torch.Tensor._make_wrapper_subclass(
             cls, values.shape, strides=values.stride(), storage_offset=values.storage_offset(),
             dtype=values.dtype, device="meta",
         )  # fmt: skip
-        it.values, it.gpu = values, gpu
+        it.values, it.gpu, it.number = values, gpu, number
         return it
 
     @classmethod
@@ -93,8 +98,23 @@ class OnGpu(Tensor):
         raise RuntimeError("a function of the CPU was given a tensor on the GPU")
 
 
+class Graph:
+    """A recording of operators, with the memory that they read and write."""
+
+    def __init__(self) -> None:
+        self.operators: list[tuple[Any, Any, Any, Any]] = []
+
+    def replay(self) -> None:
+        """Run the operators again on what their memory holds now."""
+        with no_dispatch(), torch.no_grad():
+            for func, values, options, held in self.operators:
+                for new, old in zip(_flat(func(*values, **options)), _flat(held), strict=True):
+                    if new is not old:
+                        old.copy_(new)
+
+
 class PretendGpu(TorchDispatchMode):
-    """The device; as a context manager, it exists within the context.
+    """The devices; as a context manager, they exist within the context.
 
     `events` counts (kind, part, operator, place): kind is "read", "down" for a copy to the device
     or "up" for one from it; place is the line of fedshot; part is that of `during`.
@@ -104,6 +124,16 @@ class PretendGpu(TorchDispatchMode):
         super().__init__()
         self.events: Counter[tuple[str, str, str, str]] = Counter()
         self._part = ""
+        self._recording: Graph | None = None
+
+    @contextmanager
+    def graph(self, graph: Graph, **_: Any) -> Iterator[None]:
+        """Record the operators of the context; CUDA refuses reads and copies to the CPU in it."""
+        self._recording = graph
+        try:
+            yield
+        finally:
+            self._recording = None
 
     @contextmanager
     def during(self, part: str) -> Iterator[None]:
@@ -120,6 +150,8 @@ class PretendGpu(TorchDispatchMode):
 
     def record(self, kind: str, op: str) -> None:
         """Count one event."""
+        if self._recording is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {kind} by {op}")
         self.events[kind, self._part, op, _place()] += 1
 
     @classmethod
@@ -134,9 +166,12 @@ class PretendGpu(TorchDispatchMode):
         there = {id(leaf.values): leaf for leaf in given if type(leaf) is OnGpu}
         device = kwargs.get("device")
         lands = bool(there) if device is None else torch.device(device).type != "cpu"
+        kwargs.pop("pin_memory", None)
         if not lands and not there:
             return func(*args, **kwargs)
+        numbers = {leaf.number for leaf in there.values()}
         if device is not None:
+            numbers = {torch.device(device).index or 0}
             options["device"] = torch.device("cpu")
         self._check(func, args, kwargs, given, lands)
         if torch.Tag.inplace_view in func.tags:
@@ -146,10 +181,13 @@ class PretendGpu(TorchDispatchMode):
         def wrapped(out: Any) -> Any:
             if isinstance(out, Tensor):
                 found = there.get(id(out), out)  # an operator in place returns its input
-                return OnGpu(out, self) if found is out and lands else found
+                return OnGpu(out, self, *numbers) if found is out and lands else found
             return type(out)(map(wrapped, out)) if isinstance(out, tuple | list) else out
 
-        return wrapped(func(*values, **options))
+        found = func(*values, **options)
+        if self._recording is not None:
+            self._recording.operators.append((func, values, options, found))
+        return wrapped(found)
 
     def _check(self, func: Any, args: Any, kwargs: Any, given: list[Tensor], lands: bool) -> None:
         """Refuse what CUDA refuses, and record reads and copies."""
@@ -157,13 +195,17 @@ class PretendGpu(TorchDispatchMode):
             raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
         if func in _COPIES:
             to_gpu = lands if func is _ops._to_copy.default else type(args[0]) is OnGpu
-            if (type(given[-1]) is OnGpu) != to_gpu:
+            pinned = func is _ops.copy_.default and len(args) > 2 and args[2]
+            if (type(given[-1]) is OnGpu) != to_gpu and not pinned:
                 self.record("down" if to_gpu else "up", str(func))
             return
         if func in _PRODUCTS and not given[-1].is_floating_point():
             raise RuntimeError(f"{func} of {given[-1].dtype} is not implemented on CUDA")
         if func in _READS:
             self.record("read", str(func))
+        numbers = {leaf.number for leaf in given if type(leaf) is OnGpu}
+        if len(numbers) > 1:
+            raise RuntimeError(f"Expected all tensors to be on the same device, found {numbers}")
         here = [leaf for leaf in given if type(leaf) is not OnGpu]
         if func in _INDEXED and type(args[0]) is OnGpu:
             index = [leaf for leaf in args[1] if leaf is not None]
@@ -191,6 +233,15 @@ def _values(given: Any, found: list[Tensor]) -> Any:
     return given
 
 
+def _flat(given: Any) -> Iterator[Tensor]:
+    """Yield the tensors that an operator returned."""
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, tuple | list):
+        for part in given:
+            yield from _flat(part)
+
+
 def _place() -> str:
     """Return the innermost line of fedshot that is running, as "methods/frl/frl.py:12"."""
     frame = sys._getframe()
@@ -201,7 +252,7 @@ def _place() -> str:
 
 @contextmanager
 def pretend_gpu() -> Iterator[PretendGpu]:
-    """Give this thread the device `DEVICE` within the context."""
+    """Give this thread two devices, "cuda:0" and "cuda:1", within the context."""
     made = torch.tensor
 
     def tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
@@ -211,4 +262,17 @@ def pretend_gpu() -> Iterator[PretendGpu]:
     with pytest.MonkeyPatch.context() as patch, PretendGpu() as gpu:
         patch.setattr(torch.cuda, "_lazy_init", lambda: None)
         patch.setattr(torch, "tensor", tensor)  # makes a CPU tensor, and copies it below the mode
+        nothing = SimpleNamespace(
+            device=None,
+            **dict.fromkeys(("synchronize", "wait_stream", "record"), lambda *_: None),
+        )
+        for name, pretended in {
+            **dict.fromkeys(("Stream", "Event", "current_stream"), lambda *_: nothing),
+            **dict.fromkeys(("stream", "device"), lambda _: nullcontext()),
+            "synchronize": lambda *_: None, "memory_reserved": lambda *_: 0,
+            "mem_get_info": lambda *_: (1 << 40, 1 << 40), "device_count": lambda: 2,
+            "is_available": lambda: True, "get_device_name": lambda _: "a pretended GPU",
+            "CUDAGraph": Graph, "graph": gpu.graph,
+        }.items():  # fmt: skip
+            patch.setattr(torch.cuda, name, pretended)
         yield gpu

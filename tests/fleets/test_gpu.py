@@ -39,6 +39,7 @@ from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.fleets.client_checks import WorkChecks
 from fedshot.fleets.host import Host
 from fedshot.fleets.sequential import Sequential
+from fedshot.fleets.streams import Streams
 from fedshot.fleets.vectorised import Vectorised
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.models.backbones import MLP
@@ -57,7 +58,7 @@ WORK = "client work"
 READS_OF_WORK = {
     "pfedfsl, without zeros": 1,  # the size of the packed upload is the number of non-zeros
 }
-COPIES = 5  # at most, for a client and exchange, each way: one per dtype
+COPIES = 8  # at most, for a client and exchange, each way: one per dtype, and the rows of examples
 # At most: whether a class has no support, which examples are set aside, whether a matrix is
 # singular; in FedCGS the shrinkage, once for all episodes.
 READS_OF_EPISODE = 3
@@ -80,11 +81,12 @@ def on(fleet: str, gpu: PretendGpu | None = None) -> FleetCase:
     """Return a fleet on the GPU, or on the CPU if there is none."""
 
     def build(setup: FederationHost) -> Fleet:
-        key, device = setup.key.at("clients"), DEVICE if gpu else "cpu"
-        host = Host(setup.method, DATASET, PARTITION, setup.store, key, device)
+        key, device = setup.key.at("clients"), torch.device(DEVICE if gpu else "cpu")
+        host = Host(setup.method, DATASET, PARTITION, setup.store, key, (device,))
         if gpu:
             host.checks = Checks(gpu)
-        return Sequential(host) if fleet == "sequential" else Vectorised(host, 2)
+        fleets = {"sequential": Sequential, "graphs": partial(Streams, most=2)}
+        return fleets[fleet](host) if fleet in fleets else Vectorised(host, 2)
 
     return FleetCase(fleet, build, exact=False, rtol=1e-12, atol=1e-12)
 
@@ -92,9 +94,9 @@ def on(fleet: str, gpu: PretendGpu | None = None) -> FleetCase:
 def predicted(run: Federation, test: EpisodicTest, gpu: PretendGpu | None = None) -> RunTensors:
     """Return the logits of a test; a run evaluates with the server's state on its device."""
     clients = FixedCohort(run.fleet, range(CLIENTS), round=run.round, phase="evaluate", choose=None)
-    device = DEVICE if gpu else "cpu"
+    device = torch.device(DEVICE if gpu else "cpu")
     found = run.method.evaluate(
-        tree.to(run.server, torch.device(device)),
+        tree.to(run.server, device),
         clients,
         test.eval_episodes.on(device),
         run.key.at("exam"),
