@@ -135,7 +135,8 @@ def test_a_method_has_the_numbers_of_a_cpu_and_does_not_wait(
     with pretend_gpu() as gpu:
         found = Federation(method, on(fleet, gpu), tmp_path / "gpu").train(rounds, choose=cohort)
         works = len(found.executions)
-        assert gpu.count("read", part=WORK) == READS_OF_WORK.get(name, 0) * works, gpu.events
+        reads = READS_OF_WORK.get(name, 0) * works
+        assert gpu.count("read", "up", part=WORK) == reads, gpu.events
         assert gpu.count("read", part="") == 0, gpu.events
         assert 0 < gpu.count("down", part="") <= COPIES * works, gpu.events
         assert 0 < gpu.count("up", part="") <= COPIES * works, gpu.events
