@@ -5,11 +5,11 @@ the CPU bit by bit. What CUDA refuses is refused: operands on two devices, a gen
 the memory address, numpy. Reads by the host, for which a GPU has to finish all queued work, and
 copies in both directions are recorded with the line of fedshot that asked for them.
 
-A CUDA graph records the operators and their memory, and a replay runs them again on what the memory
-holds then. So a function that depends on its inputs in any other way gives another result.
+A CUDA graph records the operators and their memory, and a replay runs them again on what the
+memory holds then; so a function that depends on its inputs in another way gives another result.
 
 Not pretended: CUDA's own kernels (cuDNN, autocast) and their rounding, streams, and the amount of
-memory. Only the thread that entered the device has it.
+memory. Only the thread that entered the devices has them.
 """
 
 from __future__ import annotations
@@ -32,26 +32,18 @@ import fedshot
 
 DEVICE = "cuda:0"
 _SOURCES = str(Path(fedshot.__file__).parent)
-_ops = torch.ops.aten
-_COPIES = {_ops._to_copy.default, _ops.copy_.default}
-# The host waits for a value, or for a size that depends on values.
+# Names of operators. For the first the host waits: for a value, or a size that depends on values.
 _READS = {
-    *(_ops._local_scalar_dense.default, _ops.equal.default, _ops.nonzero.default),
-    *(_ops.masked_select.default, _ops._unique2.default, _ops.unique_consecutive.default),
-    *(_ops.unique_dim.default, _ops.bincount.default, _ops.repeat_interleave.Tensor),
-    *(_ops._linalg_check_errors.default, _ops.is_nonzero.default),
-}
-_INDEXED = {_ops.index.Tensor, _ops._unsafe_index.Tensor}
-_INDEXED |= {_ops.index_put.default, _ops.index_put_.default, _ops._index_put_impl_.default}
+    "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2",
+    "unique_consecutive", "unique_dim", "bincount", "repeat_interleave", "_linalg_check_errors",
+}  # fmt: skip
+_INDEXED = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"}
+_PRODUCTS = {"mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv"}
 # Other operators take a CPU tensor without dimensions as a number; these do not.
-_NO_NUMBERS = {
-    *(_ops.stack.default, _ops.cat.default, _ops.gather.default, _ops.index_select.default),
-    *(_ops.embedding.default, _ops.mm.default, _ops.bmm.default, _ops.addmm.default),
-    *(_ops.native_batch_norm.default, _ops.convolution.default, _ops.scatter.src),
-    *(_ops.index_add.default, _ops.index_copy.default, _ops.native_layer_norm.default),
-}
-_PRODUCTS = {_ops.mm.default, _ops.bmm.default, _ops.addmm.default, _ops.mv.default}
-_PRODUCTS |= {_ops.dot.default, _ops.baddbmm.default, _ops.addmv.default}
+_NO_NUMBERS = _PRODUCTS | {
+    "stack", "cat", "gather", "index_select", "embedding", "native_batch_norm",
+    "native_layer_norm", "convolution", "scatter", "index_add", "index_copy",
+}  # fmt: skip
 
 
 class OnGpu(Tensor):
@@ -159,14 +151,13 @@ class PretendGpu(TorchDispatchMode):
         return False  # the wrapper that skips it costs as much as an operator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = {name: part for name, part in (kwargs or {}).items() if name != "pin_memory"}
         given: list[Tensor] = []
         values = [_values(part, given) for part in args]
         options = {name: _values(part, given) for name, part in kwargs.items()}
         there = {id(leaf.values): leaf for leaf in given if type(leaf) is OnGpu}
         device = kwargs.get("device")
         lands = bool(there) if device is None else torch.device(device).type != "cpu"
-        kwargs.pop("pin_memory", None)
         if not lands and not there:
             return func(*args, **kwargs)
         numbers = {leaf.number for leaf in there.values()}
@@ -191,35 +182,34 @@ class PretendGpu(TorchDispatchMode):
 
     def _check(self, func: Any, args: Any, kwargs: Any, given: list[Tensor], lands: bool) -> None:
         """Refuse what CUDA refuses, and record reads and copies."""
+        name, here = func.__name__.partition(".")[0], [t for t in given if type(t) is not OnGpu]
         if kwargs.get("generator") is not None:
             raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
-        if func in _COPIES:
-            to_gpu = lands if func is _ops._to_copy.default else type(args[0]) is OnGpu
-            pinned = func is _ops.copy_.default and len(args) > 2 and args[2]
-            if (type(given[-1]) is OnGpu) != to_gpu and not pinned:
-                self.record("down" if to_gpu else "up", str(func))
+        if name in {"_to_copy", "copy_"}:
+            to_gpu = lands if name == "_to_copy" else type(args[0]) is OnGpu
+            queued = name == "copy_" and len(args) > 2 and args[2]  # of pinned memory
+            if (type(given[-1]) is OnGpu) != to_gpu and not queued:
+                self.record("down" if to_gpu else "up", name)
             return
-        if func in _PRODUCTS and not given[-1].is_floating_point():
-            raise RuntimeError(f"{func} of {given[-1].dtype} is not implemented on CUDA")
-        if func in _READS:
-            self.record("read", str(func))
-        numbers = {leaf.number for leaf in given if type(leaf) is OnGpu}
-        if len(numbers) > 1:
-            raise RuntimeError(f"Expected all tensors to be on the same device, found {numbers}")
-        here = [leaf for leaf in given if type(leaf) is not OnGpu]
-        if func in _INDEXED and type(args[0]) is OnGpu:
-            index = [leaf for leaf in args[1] if leaf is not None]
-            if any(leaf.dtype in {torch.bool, torch.uint8} for leaf in index):
-                self.record("read", str(func))
-            if any(type(leaf) is not OnGpu for leaf in index):
-                self.record("down", str(func))
-            here = [leaf for leaf in here if all(leaf is not one for one in index)]
-        for leaf in here:
-            if len(here) < len(given) and (leaf.ndim or func in _NO_NUMBERS):
+        if len({t.number for t in given if type(t) is OnGpu}) > 1:
+            raise RuntimeError(f"Expected all tensors to be on the same device ({name})")
+        if name in _PRODUCTS and not given[-1].is_floating_point():
+            raise RuntimeError(f"{name} of {given[-1].dtype} is not implemented on CUDA")
+        if name in _READS:
+            self.record("read", name)
+        if name in _INDEXED and type(args[0]) is OnGpu:
+            index = [t for t in args[1] if t is not None]
+            if any(t.dtype in {torch.bool, torch.uint8} for t in index):
+                self.record("read", name)
+            if any(type(t) is not OnGpu for t in index):
+                self.record("down", name)
+            here = [t for t in here if all(t is not one for one in index)]
+        for t in here:
+            if len(here) < len(given) and (t.ndim or name in _NO_NUMBERS):
                 raise RuntimeError(
                     "Expected all tensors to be on the same device, but found at least two "
-                    f"devices, {DEVICE} and cpu! ({func}, {leaf.dtype} {list(leaf.shape)} is on "
-                    f"the CPU, at {_place()})"
+                    f"devices, {DEVICE} and cpu! ({name} at {_place()}: a {t.dtype} "
+                    f"{list(t.shape)} is on the CPU)"
                 )
 
 

@@ -40,7 +40,7 @@ def adam_step(
     if tensors.plain_floats(*every) and not differentiated:
         moved = _compiled(four, lr, decay, step, reuse)
     if moved is None and every[0].is_cuda and not stacked() and not differentiated:
-        moved = _together(four, lr, decay, step)
+        moved = _fused(four, lr, decay, step)
     if moved is None:
         moved = _plain(four, lr, decay, step)
     w, m, v = zip(*moved, strict=True)
@@ -78,20 +78,15 @@ def _plain(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tens
     return moved
 
 
-def _together(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tensor) -> Moved:
-    """Return the same as `_plain`, by kernels that take all leaves at once."""
-    size, eps = (part.to(four[0][0].dtype) for part in _sizes(lr, step.to(torch.float64)))
-    w, g, m, v = zip(*four, strict=True)
-    if decay:
-        g = tuple(torch._foreach_add(g, w, alpha=decay))
-    mean = torch._foreach_lerp(m, g, 1 - BETA1)
-    square = torch._foreach_mul(v, BETA2)
-    torch._foreach_addcmul_(square, g, g, 1 - BETA2)
-    root = torch._foreach_sqrt(square)
-    torch._foreach_add_(root, eps)
-    by = torch._foreach_div(mean, root)
-    torch._foreach_mul_(by, size)
-    return list(zip(torch._foreach_sub(w, by), mean, square, strict=True))
+def _fused(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tensor) -> Moved:
+    """Return the same by torch's CUDA kernel, which takes all leaves at once."""
+    w, g, m, v = ([leaf.detach() for leaf in leaves] for leaves in zip(*four, strict=True))
+    w, m, v = ([leaf.clone() for leaf in leaves] for leaves in (w, m, v))
+    torch._fused_adam_(
+        w, g, m, v, [], [step.to(torch.float32)] * len(w), lr=lr, beta1=BETA1, beta2=BETA2,
+        weight_decay=decay, eps=EPS, amsgrad=False, maximize=False,
+    )  # fmt: skip
+    return list(zip(w, m, v, strict=True))
 
 
 def _sizes(lr: float, t: Any) -> tuple[Any, Any]:
