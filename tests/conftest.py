@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+# A thread of OpenMP that waits for work leaves its core to the other tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # torch is imported by what needs it: xdist reads this file once more, in a process without tests.
 
 # Promises are of bits, so a failing example must fail again: the examples are the same each time.
@@ -30,6 +32,7 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000)
         gc.enable()
 
 
@@ -47,6 +50,14 @@ def same_draws() -> None:
     import torch
 
     torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack, for CUDA
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_waiting_for_disks() -> Iterator[None]:
+    """No test pulls the plug, and there are twenty thousand files to wait for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+CHARACTERS = "".join(map(chr, range(0x250))) + "\u0301\u2019\u2028\u3000漢😀\ufeff"
+"""Alphabet of random texts; for one of all of Unicode, Hypothesis computes for two seconds first."""
+
 
 def covering(*axes: Iterable[Any]) -> list[Any]:
     """Return all combinations of the axes' values; those that only repeat values are slow.
