@@ -56,7 +56,7 @@ def same_draws() -> None:
 def no_waiting_for_disks() -> Iterator[None]:
     """No test pulls the plug, and there are twenty thousand files to wait for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
+        patch.setattr(os, "fsync", lambda _: None)
         yield
 
 
