@@ -36,6 +36,11 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_sessionfinish() -> None:
+    """Nor does the one before the process ends."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Sums inside an operator are split by the thread count, so it is part of every expectation."""
