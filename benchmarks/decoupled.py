@@ -9,7 +9,7 @@ import torch
 from case import Case, Options, Result
 from ours import N
 from timing import Contestant, interleave, rows, say, timed
-from work import RecipeRunner, Work
+from work import PreparedWork, Work
 
 from fedshot.core.machine import arithmetic
 from fedshot.core.seeds import Key
@@ -37,7 +37,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 class Step:
     """One local step from the same state, optimisers and fine-tuning included."""
 
-    def __init__(self, bench: RecipeRunner, **options: Any) -> None:
+    def __init__(self, bench: PreparedWork, **options: Any) -> None:
         old = bench.model
         model = Model(old.backbone, LinearHead(5), old.shape, dtype=old.dtype)
         self.method = m = F2L(model, bench.episode, BASE, local_steps=1, **options)
@@ -73,7 +73,7 @@ class Pass:
 def step(work: Work, options: Options) -> Result:
     """Measure a local step, its forms, and the pass."""
     what = f"one local step of F2L, {work.net}, {work.images} images of {work.shape[0]} px"
-    result, bench = Result(what), RecipeRunner(work)
+    result, bench = Result(what), PreparedWork(work)
     ours = Step(bench)
     forms = {} if options.quick else OTHERS
     everyone = [

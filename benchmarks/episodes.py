@@ -51,7 +51,7 @@ class Noted(Wrapper):
         return self.fleet.replies(exchange)
 
 
-class RecipeRunner:
+class RepeatedEpisode:
     """An episode that can be played over and over, and its parts."""
 
     def __init__(self, by: Any, variant: Any, refresh: bool, folder: Path) -> None:
@@ -117,7 +117,7 @@ def few_rounds(by: str, variant: str, refresh: bool, options: Options) -> Result
         f"5-way, 30 supports and 30 queries a client: {CLIENTS * (ROUNDS + 1)} passes forward and "
         f"back{extra}, 1 thread, one worker"
     )
-    bench = RecipeRunner(by, variant, refresh, options.folder)
+    bench = RepeatedEpisode(by, variant, refresh, options.folder)
     everyone = [Contestant("bare passes", timed(partial(bench.bare, prototypes=False)))]
     if refresh:
         every = timed(partial(bench.bare, prototypes=True))

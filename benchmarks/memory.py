@@ -15,7 +15,7 @@ from pathlib import Path
 from case import Case, Options, Result
 from ours import Round, taking
 from rounds import MANY, WORKS
-from work import RecipeRunner
+from work import PreparedWork
 
 from fedshot.core.machine import keep_freed_memory
 
@@ -30,7 +30,7 @@ def peak() -> int:
 def measure(work: str, fleet: str, quick: bool) -> dict[str, object]:
     """Run a round in this process."""
     keep_freed_memory()
-    bench = RecipeRunner(BY_NAME[work].quick() if quick else BY_NAME[work])
+    bench = PreparedWork(BY_NAME[work].quick() if quick else BY_NAME[work])
     with tempfile.TemporaryDirectory() as folder:
         one = Round(bench, fleet, Path(folder))
         before = peak()

@@ -19,7 +19,7 @@ from ours import N
 from plain import State
 from timing import Contestant, interleave, rows, timed
 from torch import Tensor
-from work import RecipeRunner, Work, difference, distance, named
+from work import PreparedWork, Work, difference, distance, named
 
 from fedshot.core import tree
 from fedshot.core.machine import arithmetic
@@ -59,7 +59,7 @@ class Ours:
         self.model = Model(Conv4(32), head, meta.work.shape, "transductive", dtype)
         self.learner = Maml(self.model, inner)
         self.params, self.stats = self.learner.init(Key(0))
-        bench = RecipeRunner(meta.work)
+        bench = PreparedWork(meta.work)
         data, rng = ClientData(bench.dataset, bench.partition[0]), Key(2).numpy()
         self.episodes = [data.episode(bench.episode, rng) for _ in range(meta.tasks)]
         self.seed = Key(3).tensor()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plain import State
-from work import RecipeRunner, named
+from work import PreparedWork, named
 
 from fedshot.core.machine import arithmetic, cores
 from fedshot.fleets.guard import Guard
@@ -56,7 +56,7 @@ REFERENCE = "fedshot, threads"
 class Round:
     """The same round over and over."""
 
-    def __init__(self, bench: RecipeRunner, fleet: str, folder: Path) -> None:
+    def __init__(self, bench: PreparedWork, fleet: str, folder: Path) -> None:
         self.bench, self.plan = bench, FLEETS[fleet]
         store = PrivateStore(folder / fleet)
         host = Host(bench.method, bench.dataset, bench.partition, store, bench.key)

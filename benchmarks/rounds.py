@@ -17,7 +17,7 @@ from nets import build
 from ours import FLEETS, REFERENCE, N, Round, taking
 from plain import State
 from timing import Contestant, interleave, rows, say, timed
-from work import RecipeRunner, Work, difference, distance, named
+from work import PreparedWork, Work, difference, distance, named
 
 WORKS = (
     Work("conv4-28", "conv4", (28, 28, 1), clients=10, steps=10),
@@ -54,7 +54,7 @@ class Simulator:
             numbers below 1e-38 are taken for 0.
     """
 
-    def __init__(self, bench: RecipeRunner, folder: Path, *, alike: bool = False) -> None:
+    def __init__(self, bench: PreparedWork, folder: Path, *, alike: bool = False) -> None:
         self._place = tempfile.mkdtemp(dir=folder)
         work, self.layouts = bench.work, layouts(bench.work)
         self.counts = sorted({N, 1}, reverse=True)
@@ -110,7 +110,7 @@ def check(work: Work, folder: Path, result: Result) -> None:
         (f"float64, {work.small().steps} Adam steps", work.small(), EXACT),
         ("float32, one gradient step", work.gradient(), ROUNDED),
     ):
-        bench = RecipeRunner(small)
+        bench = PreparedWork(small)
         before = named(bench.server.theta, bench.server.stats)
         with Simulator(bench, folder) as peer:
             for layout in peer.layouts if small.dtype == "float32" else ("nchw",):
@@ -123,7 +123,7 @@ def check(work: Work, folder: Path, result: Result) -> None:
 
 
 def ours(
-    bench: RecipeRunner, folder: Path, flops: int, fleets: tuple[str, ...]
+    bench: PreparedWork, folder: Path, flops: int, fleets: tuple[str, ...]
 ) -> list[Contestant]:
     """Return fedshot's contestants."""
     return [
@@ -137,11 +137,11 @@ def simulator(work: Work, options: Options) -> Result:
     work = work.quick() if options.quick else work
     result = Result(work.what)
     check(work, options.folder, result)
-    bench = RecipeRunner(work)
+    bench = PreparedWork(work)
     flops = bench.flops if work.net in MAPS else 0
     everyone = ours(bench, options.folder, flops, taking(work.net))
     if work.net in MAPS:
-        half = Round(RecipeRunner(replace(work, bf16=True)), "threads", options.folder)
+        half = Round(PreparedWork(replace(work, bf16=True)), "threads", options.folder)
         everyone.append(Contestant("fedshot, threads, bf16", timed(half), N, flops))
     everyone.append(Contestant("of fedshot's: drawing the episodes, 1 thread", timed(bench.draw)))
     tops = {}
@@ -166,7 +166,7 @@ def simulator(work: Work, options: Options) -> Result:
 def flower(work: Work, options: Options) -> Result:
     """Measure the round in Flower's simulation engine, beside fedshot's default fleet."""
     work = work.quick() if options.quick else work
-    result, bench, folder = Result(work.what), RecipeRunner(work), options.folder / work.name
+    result, bench, folder = Result(work.what), PreparedWork(work), options.folder / work.name
     folder.mkdir()
     state = named(bench.server.theta, bench.server.stats)
     module = build(bench.net)
@@ -178,7 +178,7 @@ def flower(work: Work, options: Options) -> Result:
         with Child("peer_flower.py", folder) as child, Simulator(bench, folder) as ordinary:
             everyone += ordinary.contestants()
             result.notes.append(str(child.facts["version"]))
-            one = RecipeRunner(Work(work.name, work.net, work.shape, work.clients, 1,
+            one = PreparedWork(Work(work.name, work.net, work.shape, work.clients, 1,
                              optimizer=work.gradient().optimizer))  # fmt: skip
             after = Round(one, "threads", folder).state()
             for layout in layouts(work):

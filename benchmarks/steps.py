@@ -14,7 +14,7 @@ from nets import build
 from ours import N, Round
 from rounds import ROUNDED, Simulator
 from timing import Contestant, interleave, rows, say, timed
-from work import RecipeRunner, Work, distance, named
+from work import PreparedWork, Work, distance, named
 
 from fedshot.core.machine import arithmetic
 from fedshot.fleets.guard import Guard
@@ -33,7 +33,7 @@ WORKS = (
 class OneClient:
     """A round with one client on the sequential fleet."""
 
-    def __init__(self, bench: RecipeRunner, threads: int, folder: Path) -> None:
+    def __init__(self, bench: PreparedWork, threads: int, folder: Path) -> None:
         self._bench, self._threads = bench, threads
         store = PrivateStore(folder / "clients")
         host = Host(bench.method, bench.dataset, bench.partition, store, bench.key)
@@ -49,7 +49,7 @@ def jax(work: Work, options: Options) -> Result:
     """Measure ten steps of one client."""
     result, bench, folder = (
         Result(work.what),
-        RecipeRunner(work),
+        PreparedWork(work),
         options.folder / f"jax-{work.name}",
     )
     folder.mkdir()
@@ -62,7 +62,7 @@ def jax(work: Work, options: Options) -> Result:
     everyone = [
         Contestant(f"fedshot, {say(n)}", timed(OneClient(bench, n, folder)), n) for n in counts
     ]
-    one = RecipeRunner(
+    one = PreparedWork(
         Work(work.name, work.net, work.shape, 1, 1, optimizer=work.gradient().optimizer)
     )
     after = Round(one, "sequential", folder).state()

@@ -14,7 +14,7 @@ from children import Child, PeerError
 from nets import build
 from ours import FLEETS, REFERENCE, N, taking
 from timing import Contestant, interleave, rows, timed
-from work import RecipeRunner, Work, named
+from work import PreparedWork, Work, named
 
 from fedshot.core.machine import arithmetic
 from fedshot.core.seeds import Key
@@ -35,7 +35,7 @@ class Evaluation:
     """The test on a fleet: predictions and their score."""
 
     def __init__(
-        self, bench: RecipeRunner, server: ModelState, tasks: Tasks, fleet: str, at: Path
+        self, bench: PreparedWork, server: ModelState, tasks: Tasks, fleet: str, at: Path
     ) -> None:
         self._bench, self._server, self._plan = bench, server, FLEETS[fleet]
         self._dataset, self._tasks = bench.dataset, tasks
@@ -61,7 +61,7 @@ def rows_of(tasks: Tasks, y: Any) -> list[list[int]]:
     return found
 
 
-def trained(bench: RecipeRunner, folder: Path) -> ModelState:
+def trained(bench: PreparedWork, folder: Path) -> ModelState:
     """Return an encoder after one round, so that its running statistics are of these images."""
     store = PrivateStore(folder / "training")
     host = Host(bench.method, bench.dataset, bench.partition, store, bench.key)
@@ -74,7 +74,7 @@ def easyfsl(options: Options) -> Result:
     """Measure a test of 5-way 1-shot episodes with 15 queries a class."""
     n = 20 if options.quick else EPISODES
     result = Result(f"{n} episodes of 5-way 1-shot with 15 queries a class, Conv4-32, 32x32x3")
-    bench, folder = RecipeRunner(WORK), options.folder / "test"
+    bench, folder = PreparedWork(WORK), options.folder / "test"
     folder.mkdir()
     server = trained(bench, folder)
     tasks = Tasks.draw(bench.dataset, range(10), bench.episode, n, Key(5))

@@ -90,7 +90,7 @@ class Work:
         return replace(self, clients=2, steps=1, optimizer=step)
 
 
-class RecipeRunner:
+class PreparedWork:
     """A work with its data, its method and the state that every repetition starts from."""
 
     def __init__(self, work: Work) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
 
 import pytest
-import torch
 from hypothesis import settings
+
+# A thread of OpenMP that waits for work leaves its core to the other tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# torch is imported by what needs it: xdist reads this file once more, in a process without tests.
 
 # Promises are of bits, so a failing example must fail again: the examples are the same each time.
 settings.register_profile("fedshot", deadline=None, derandomize=True, database=None)
@@ -20,16 +24,45 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """No garbage collection visits modules and tests, which stay: each visit takes a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(10_000)
+        gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """Nor does the one before the process ends."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Sums inside an operator are split by the thread count, so it is part of every expectation."""
+    import torch
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def same_draws() -> None:
     """What a test draws without a seed does not depend on the tests that ran before it."""
-    torch.manual_seed(0)
+    import torch
+
+    torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack, for CUDA
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_waiting_for_disks() -> Iterator[None]:
+    """No test pulls the plug, and there are twenty thousand files to wait for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,10 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from covering import CHARACTERS
 from fedshot.core.seeds import Key, draws
 
 DRAWS = "b476906ce5d5e9890cb343e5e6bbd9ed"
-PATHS = st.lists(st.one_of(st.text(), st.integers()), max_size=4)
+PATHS = st.lists(st.one_of(st.text(CHARACTERS), st.integers()), max_size=4)
 CLIENT = Key(0).at("round", 3, "client", 17)
 
 

@@ -35,8 +35,13 @@ PATHS |= {f"{place}.name" for place in KINDS}
 SECTIONS = {".".join(path.split(".")[:i]) for path in PATHS for i in (1, 2, 3)}
 
 
-# What makes a run of twenty rounds one of one round.
-SHORTER = (('"rounds": 20', '"rounds": 1'), ('"lr": 0.01}', '"lr": 0.01}, "local_steps": 1'))
+# What makes the trainings of a page short, and their tests.
+FEW = 'test={"episodes": 20, "validation_episodes": 20}, run={"rounds": '
+SHORTER = {
+    "start": {'run={"rounds": 20': FEW + "1", '"lr": 0.01}': '"lr": 0.01}, "local_steps": 1'},
+    "features": {'run={"rounds": 1': FEW + "1"},
+    "api": {"rounds=5": "rounds=1", "rounds=8": "rounds=2", "rounds=9": "rounds=3"},
+}
 
 
 class Block(NamedTuple):
@@ -89,7 +94,7 @@ def test_blocks_of_python_run_in_their_order(
     for block in blocks(page):
         if block.language == "python" and not block.marked:
             text = block.text
-            for long, short in SHORTER if page.stem == "start" else ():
+            for long, short in SHORTER.get(page.stem, {}).items():
                 text = text.replace(long, short)
             exec(compile(text, f"{page.name}: {block.text[:60]!r}", "exec"), names)
 

@@ -44,6 +44,12 @@ _FLOAT = re.compile(
 class _Loader(yaml.SafeLoader):
     """Composes nodes; scalars with neither quotes nor a tag get the tag `_UNTAGGED`."""
 
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        event: yaml.ScalarEvent = self.peek_event()  # type: ignore[no-untyped-call]
+        if event.tag == "!":  # the tag that makes a text of anything
+            event.implicit = (False, True)
+        return super().compose_scalar_node(anchor)
+
 
 _Loader.yaml_implicit_resolvers = {None: [(_UNTAGGED, re.compile(""))]}
 

@@ -74,7 +74,7 @@ def test_a_missing_file_or_folder_is_named(home):
         HuffPost().load(None)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.binary(max_size=80), st.integers(0, 60), st.integers(0, 255))
 def test_damaged_bytes_are_read_or_refused(tmp_path_factory, data, at, bit):
     path = tmp_path_factory.getbasetemp() / "fuzz.json"

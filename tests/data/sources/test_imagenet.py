@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from covering import CHARACTERS
 from fedshot.core.errors import DataError
 from fedshot.data.sources.mini_imagenet import MiniImageNet, _rows
 from fedshot.data.sources.splits.published import PARTS, PUBLISHED, packaged
@@ -151,7 +152,7 @@ def test_missing_classes_and_images_are_told(tmp_path):
 
 
 @settings(max_examples=40)
-@given(st.text(max_size=80))
+@given(st.text(CHARACTERS, max_size=80))
 def test_a_random_csv_is_read_or_a_data_error(text):
     with contextlib.suppress(DataError):
         _rows("x.csv", f"filename,label\n{text}")

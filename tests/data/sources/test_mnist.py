@@ -108,7 +108,7 @@ def test_a_damaged_idx_file_is_refused(tmp_path, data, said):
 WHOLE = {False: idx(X[:2]), True: gzip.compress(idx(X[:2]), mtime=0)}
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.booleans(), st.integers(0, 10_000), st.binary(max_size=8))
 def test_a_corrupted_idx_file_is_read_or_a_data_error(tmp_path_factory, zipped, place, harm):
     whole = WHOLE[zipped]

@@ -152,7 +152,7 @@ def test_what_is_missing_or_cut_off_is_named(home):
         News20().load(None)
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     st.one_of(st.none(), st.binary(max_size=300)),
     st.booleans(),

@@ -232,7 +232,7 @@ def test_an_image_backbone_is_refused_before_the_first_round(tmp_path, vectors):
         PreparedRun(config)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     st.one_of(
         st.binary(max_size=120), st.just(CSV.encode()), st.just(json.dumps(ROWS[0]).encode())
