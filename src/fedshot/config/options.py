@@ -21,7 +21,7 @@ from fedshot.protocol.method import DIAGNOSTIC
 # partitions the images anew.
 NOT_OPTIONS = {
     "method": {"model", "episode", "classes", "clients", "redealt"},
-    "model": {"backbone", "head"},
+    "model": {"backbone", "head", "encoder"},
 }
 MUST_BE_GIVEN = "must be given"  # in place of a default, in lists of options
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

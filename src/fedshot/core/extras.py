@@ -9,6 +9,7 @@ from fedshot.core.text import joined
 
 PACKAGES = {
     "completion": ("shtab",),
+    "encoders": ("transformers", "sentence_transformers", "timm", "torchvision"),
     "flower": ("flwr", "cryptography", "httpx"),
     "hf": ("datasets",),
     "pandas": ("pandas",),

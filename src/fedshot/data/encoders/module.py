@@ -1,0 +1,106 @@
+"""An encoder that is a torch module of the user."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedshot.core.errors import ConfigError
+from fedshot.data.dataset import Kind, Pixels
+from fedshot.data.encoders.encoder import EncoderOptions, LoadedEncoder, hash_weights
+
+MODULES = "FEDSHOT_ENCODERS"
+
+
+@dataclass(frozen=True)
+class ModuleEncoder(EncoderOptions):
+    """A `torch.nn.Module` of your own.
+
+    It takes images as float [n, C, H, W] in [0, 1], or a list of n texts, and returns features
+    [n, d]. It normalises its input itself.
+
+    Args:
+        factory: "package.module:function", which returns the module. It runs only if the
+            environment variable FEDSHOT_ENCODERS names the Python module, since a configuration
+            alone must not run code. null: the module was passed in Python.
+        args: keyword arguments of the factory.
+    """
+
+    factory: str | None = None
+    args: dict[str, Any] = field(default_factory=dict)
+    held: nn.Module | None = field(
+        default=None, init=False, repr=False, compare=False, kw_only=True
+    )
+
+    @classmethod
+    def of(cls, encoder: nn.Module | Callable[[], nn.Module]) -> ModuleEncoder:
+        """Wrap a module, or a function that returns one."""
+        made = cls()
+        made.hold(encoder)
+        return made
+
+    def hold(self, encoder: nn.Module | Callable[[], nn.Module]) -> None:
+        """Use this module, or the module that this function returns."""
+        module = encoder if isinstance(encoder, nn.Module) else _called(encoder, {}, "encoder")
+        object.__setattr__(self, "held", module)
+
+    def _load(self, kind: Kind, device: torch.device) -> LoadedEncoder:
+        module = self._module()
+        options = self.recorded({"weights": hash_weights(module)})
+        object.__setattr__(options, "held", self.held)
+        if kind == "images":
+            return LoadedEncoder(options, module, unit_range, device)
+        return LoadedEncoder(options, module, list, device, parallel=False)
+
+    def _module(self) -> nn.Module:
+        if self.held is not None:
+            return self.held
+        if self.factory is None:
+            known = f", SHA-256 {self.digest}" if self.digest else ""
+            raise ConfigError(
+                f"model.encoder was a module in a program's memory{known}, and no file holds it. "
+                "Pass it again in Python, as encoder=module, or set model.encoder.factory."
+            )
+        where, colon, name = self.factory.partition(":")
+        if not colon or not all(word.isidentifier() for word in [*where.split("."), name]):
+            raise ConfigError(
+                f"model.encoder.factory is {self.factory!r}; expected 'package.module:function'."
+            )
+        if where not in os.environ.get(MODULES, "").split(","):
+            raise ConfigError(
+                f"model.encoder.factory names code of the module {where!r}, which only you can "
+                f"allow to run. If you trust it, set {MODULES}={where}."
+            )
+        try:
+            factory = getattr(importlib.import_module(where), name)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"model.encoder.factory is {self.factory!r}, which cannot be imported: {error}. "
+                "Correct it, or add its folder to PYTHONPATH."
+            ) from error
+        return _called(factory, self.args, self.factory)
+
+
+def _called(factory: Callable[..., Any], args: dict[str, Any], name: str) -> nn.Module:
+    try:
+        made = factory(**args)
+    except TypeError as error:
+        raise ConfigError(f"{name} cannot be called with {args}: {error}.") from error
+    if not isinstance(made, nn.Module):
+        raise ConfigError(
+            f"{name} returns an object of type {type(made).__name__}; expected a torch.nn.Module, "
+            "whose weights can be hashed. Wrap it in one."
+        )
+    return made
+
+
+def unit_range(images: Pixels) -> Tensor:
+    """Return images, uint8 [n, H, W, C], as float [n, C, H, W] in [0, 1]."""
+    return torch.from_numpy(np.array(images)).permute(0, 3, 1, 2).float() / 255
