@@ -121,6 +121,13 @@ class Dataset:
         return self.x  # type: ignore[return-value]
 
     @property
+    def array(self) -> Pixels | Features:
+        """The images or features; raises DataError for texts."""
+        if isinstance(self.x, Tokens | RawTexts):
+            raise DataError(f"{self.name} holds texts; this needs images or features")
+        return self.x
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of an example.
 

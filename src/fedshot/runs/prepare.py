@@ -17,6 +17,7 @@ from fedshot.core.seeds import Key
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.copies import Copies
 from fedshot.data.dataset import Ints
+from fedshot.data.encoders.encoded import encoded
 from fedshot.data.episodes.episode import Tasks
 from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.episodes.spec import EpisodeSpec
@@ -55,9 +56,21 @@ class FederatedDataset:
 
     def _load(self, config: Config, data_dir: str | None) -> None:
         """Load the dataset, split it and assign it to the clients."""
-        self.dataset = config.data.load(find_data_dir(data_dir))
+        options, folder = config.model.encoder, find_data_dir(data_dir)
+        read = config.data.load if options is None else config.data.load_raw
+        self.dataset = read(folder)
         if isinstance(config.data, InMemory):  # its hash may be unknown until now
-            self.config = config = config.with_data(self.dataset)
+            config = config.with_data(self.dataset)
+        if options is not None:
+            encoder = options.load(self.dataset.kind, config.run.device)
+            config = config.with_encoder(encoder.options)  # with its hash
+            self.dataset = encoded(self.dataset, encoder)
+        elif self.dataset.kind == "raw text":
+            raise ConfigError(
+                f"{self.dataset.name} holds raw texts, which only model.encoder takes. Set "
+                "model.encoder, or read the texts with word vectors."
+            )
+        self.config = config
         # A random split is drawn from split.seed, or else from test.seed, so that all training
         # seeds share one test.
         test_key = Key(config.test.seed)

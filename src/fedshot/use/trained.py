@@ -20,6 +20,8 @@ from fedshot.core.errors import CheckpointError, ConfigError, DataError, as_path
 from fedshot.core.machine import arithmetic
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
+from fedshot.data.encoders.encoder import LoadedEncoder
+from fedshot.data.encoders.module import held
 from fedshot.data.episodes.episode import ClientData
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
@@ -43,15 +45,20 @@ class TrainedRun:
         folder: the run's folder.
         data_dir: folder of datasets, for methods whose predictions need the clients' data, and for
             runs of older versions, which stored no dataset info.
+        encoder: the module of `model.encoder`, if the run got it in Python.
 
     Raises:
         CheckpointError: the folder has no run or no checkpoint yet, or a file is damaged.
         DataError: the run is of an older version, and its data are missing.
     """
 
-    def __init__(self, folder: Path | str, data_dir: str | None = None) -> None:
+    def __init__(
+        self, folder: Path | str, data_dir: str | None = None, *, encoder: Any = None
+    ) -> None:
         self.folder, self._data_dir = as_path("folder", folder), data_dir
         self.config = run_folder.configuration(self.folder, any_device=True)
+        if encoder is not None:
+            self.config = self.config.with_encoder(held(self.config.model.encoder, encoder))
         self.checkpoints = run_folder.checkpoints(self.folder)
         rounds = self.checkpoints.rounds()
         if not rounds:
@@ -164,6 +171,17 @@ class TrainedRun:
         with self._lock, arithmetic(threads):
             server = tree.to(self.server, torch.device(device))
             return self.method.evaluate(server, clients, eval_episodes, key)
+
+    @cached_property
+    def encoder(self) -> LoadedEncoder:
+        """The frozen encoder of `model.encoder`.
+
+        Raises ConfigError if the run has none, or if it cannot be loaded or is another one.
+        """
+        options = self.config.model.encoder
+        if options is None:
+            raise ConfigError(f"{self.folder} was trained without model.encoder.")
+        return options.load(self.dataset_info.example_kind, self.config.run.device)
 
     @cached_property
     def federated(self) -> FederatedDataset:

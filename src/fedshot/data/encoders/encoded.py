@@ -27,7 +27,7 @@ def encoded(dataset: Dataset, encoder: LoadedEncoder) -> Dataset:
     Its hash is that of the data and the encoder, so it is the same on all machines. `original` is
     the dataset itself.
     """
-    x = dataset.x.texts if isinstance(dataset.x, RawTexts) else dataset.x
+    x = dataset.x.texts if isinstance(dataset.x, RawTexts) else dataset.pixels
     blocks = partial(features_of, x, encoder)
     if encoder.options.cache:
         features = cached_features(dataset.name, _key(dataset, encoder), len(dataset), blocks)

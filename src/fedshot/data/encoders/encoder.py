@@ -53,6 +53,14 @@ class EncoderOptions:
             )
         return loaded
 
+    def hold(self, encoder: Any) -> Self:
+        """Return these options for an encoder that a Python program passes."""
+        del encoder
+        raise ConfigError(
+            f"an encoder was passed, and model.encoder is a {type(self).__name__}, which reads its "
+            "own files. Leave `encoder` out."
+        )
+
     def _load(self, kind: Kind, device: torch.device) -> LoadedEncoder:
         raise NotImplementedError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -39,17 +39,17 @@ class ModuleEncoder(EncoderOptions):
         default=None, init=False, repr=False, compare=False, kw_only=True
     )
 
-    @classmethod
-    def of(cls, encoder: nn.Module | Callable[[], nn.Module]) -> ModuleEncoder:
-        """Wrap a module, or a function that returns one."""
-        made = cls()
-        made.hold(encoder)
-        return made
-
-    def hold(self, encoder: nn.Module | Callable[[], nn.Module]) -> None:
-        """Use this module, or the module that this function returns."""
+    def hold(self, encoder: Any) -> Self:
+        """Return these options with a module, or the module that a function returns."""
+        if not callable(encoder):
+            raise ConfigError(
+                f"encoder is of type {type(encoder).__name__}; expected a torch.nn.Module, or a "
+                "function that returns one."
+            )
         module = encoder if isinstance(encoder, nn.Module) else _called(encoder, {}, "encoder")
-        object.__setattr__(self, "held", module)
+        made = replace(self)
+        object.__setattr__(made, "held", module)
+        return made
 
     def _load(self, kind: Kind, device: torch.device) -> LoadedEncoder:
         module = self._module()
@@ -86,6 +86,14 @@ class ModuleEncoder(EncoderOptions):
                 "Correct it, or add its folder to PYTHONPATH."
             ) from error
         return _called(factory, self.args, self.factory)
+
+
+def held(options: EncoderOptions | None, encoder: Any) -> EncoderOptions:
+    """Return the options for an encoder that a Python program passes.
+
+    It is a `torch.nn.Module`, or a function that returns one.
+    """
+    return (ModuleEncoder() if options is None else options).hold(encoder)
 
 
 def _called(factory: Callable[..., Any], args: dict[str, Any], name: str) -> nn.Module:

@@ -121,7 +121,7 @@ def samples_of(dataset: Dataset, rows: Ints) -> dict[str, Any]:
     if isinstance(dataset.x, Tokens):
         texts = dataset.x.only(rows).alone()
         return {"ids": texts.ids, "offsets": texts.offsets, "table": texts.table, "y": y}
-    return {"x": np.ascontiguousarray(dataset.x[rows]), "y": y}
+    return {"x": np.ascontiguousarray(dataset.array[rows]), "y": y}
 
 
 @dataclass(frozen=True)

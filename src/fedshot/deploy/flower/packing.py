@@ -91,7 +91,7 @@ class Classes:
                 " ".join([f"{dataset.name} has no example of a class of {meant}.", *remarks])
             )
         groups = None if dataset.groups is None else dataset.groups[rows]
-        x = dataset.x.only(rows) if isinstance(dataset.x, Tokens) else dataset.x[rows]
+        x = dataset.x.only(rows) if isinstance(dataset.x, Tokens) else dataset.array[rows]
         return Dataset(dataset.name, x, common[dataset.y[rows]], self.names, groups=groups), remarks
 
     def _remarks(self, dataset: Dataset, common: np.ndarray, wanted: np.ndarray) -> list[str]:
