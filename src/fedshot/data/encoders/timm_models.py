@@ -17,7 +17,7 @@ from fedshot.data.encoders.pretrained import loading, model_folder
 
 @dataclass(frozen=True)
 class TimmEncoder(EncoderOptions):
-    """A model of the library timm, for images; needs the extra `encoders`.
+    """A model of the library timm, for images; needs the extra `timm`.
 
     Its features are those before the classifier. Their size, mean, standard deviation and
     interpolation come from the same folder.
@@ -37,7 +37,7 @@ class TimmEncoder(EncoderOptions):
                 "model.encoder.name is 'timm', which takes images, and the data are texts. Set it "
                 "to 'sentence_transformers' or 'transformers'."
             )
-        require("encoders", "model.encoder.name 'timm'", "timm", "torchvision")
+        require("timm", "model.encoder.name 'timm'")
         import timm
 
         folder, commit, facts = model_folder(self.path, self.revision)
