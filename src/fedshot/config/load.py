@@ -40,7 +40,7 @@ from fedshot.core import storage
 from fedshot.core.errors import ConfigError, as_path, nearest
 from fedshot.data.class_split import SplitOptions
 from fedshot.data.dataset import Dataset
-from fedshot.data.encoders.encoder import EncoderOptions
+from fedshot.data.encoders.frozen import EncoderOptions
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partitioner
 from fedshot.data.partitions.redealt import Redealt

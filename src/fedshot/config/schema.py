@@ -12,7 +12,7 @@ from fedshot.config import settings as trees
 from fedshot.core.errors import ConfigError
 from fedshot.core.ranges import AtLeast1, Cores, Share
 from fedshot.data.dataset import Dataset
-from fedshot.data.encoders.encoder import EncoderOptions
+from fedshot.data.encoders.frozen import EncoderOptions
 from fedshot.data.tokens import Tokens
 from fedshot.fleets.unreliable import Chances
 from fedshot.nn.heads import Head

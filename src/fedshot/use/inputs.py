@@ -18,7 +18,7 @@ from torch import Tensor
 from fedshot.config.load import Config
 from fedshot.core.errors import DataError, InputError
 from fedshot.data.encoders.encoded import features_of
-from fedshot.data.encoders.encoder import LoadedEncoder
+from fedshot.data.encoders.frozen import LoadedEncoder
 from fedshot.data.example_inputs import Pictures, Sentences, read_raw, read_text
 from fedshot.data.tokens import FIRST_WORD, PADDING
 from fedshot.runs.dataset_info import DatasetInfo

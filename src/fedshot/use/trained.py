@@ -20,7 +20,7 @@ from fedshot.core.errors import CheckpointError, ConfigError, DataError, as_path
 from fedshot.core.machine import arithmetic
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.data.encoders.encoder import LoadedEncoder
+from fedshot.data.encoders.frozen import LoadedEncoder
 from fedshot.data.encoders.module import held
 from fedshot.data.episodes.episode import ClientData
 from fedshot.fleets.guard import Guard

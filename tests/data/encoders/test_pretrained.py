@@ -16,7 +16,7 @@ import fedshot as fs
 from fedshot.core.errors import ConfigError
 from fedshot.data.dataset import Dataset
 from fedshot.data.encoders.encoded import encoded
-from fedshot.data.encoders.encoder import LoadedEncoder
+from fedshot.data.encoders.frozen import LoadedEncoder
 from fedshot.data.encoders.sentences import SentenceTransformersEncoder
 from fedshot.data.encoders.timm_models import TimmEncoder
 from fedshot.data.encoders.transformers_models import TransformersEncoder

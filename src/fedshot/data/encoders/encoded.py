@@ -14,8 +14,8 @@ import torch
 
 from fedshot.core.machine import arithmetic, begin_thread, cores
 from fedshot.data.dataset import Dataset, Features
-from fedshot.data.encoders.encoder import Block, LoadedEncoder
-from fedshot.data.files.feature_cache import cached_features, in_memory
+from fedshot.data.encoders.frozen import Block, LoadedEncoder
+from fedshot.data.files.encoded_cache import cached_features, in_memory
 from fedshot.data.raw_texts import RawTexts
 
 BLOCK = 32  # examples that the encoder sees at once; another number changes the last bits

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedshot.core.errors import ConfigError
 from fedshot.data.dataset import Kind, Pixels
-from fedshot.data.encoders.encoder import EncoderOptions, LoadedEncoder, hash_weights
+from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, hash_weights
 
 MODULES = "FEDSHOT_ENCODERS"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedshot.data.encoders.encoder import EncoderOptions
+from fedshot.data.encoders.frozen import EncoderOptions
 from fedshot.data.encoders.module import ModuleEncoder
 from fedshot.data.encoders.sentences import SentenceTransformersEncoder
 from fedshot.data.encoders.timm_models import TimmEncoder

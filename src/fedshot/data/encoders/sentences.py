@@ -14,7 +14,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.extras import require
 from fedshot.core.regular_files import read_regular
 from fedshot.data.dataset import Kind
-from fedshot.data.encoders.encoder import EncoderOptions, LoadedEncoder
+from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder
 from fedshot.data.encoders.pretrained import loading, model_folder
 
 _LIMIT = 1 << 20  # bytes of modules.json

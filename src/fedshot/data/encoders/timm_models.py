@@ -11,7 +11,7 @@ from torch import Tensor
 from fedshot.core.errors import ConfigError
 from fedshot.core.extras import require
 from fedshot.data.dataset import Kind, Pixels
-from fedshot.data.encoders.encoder import EncoderOptions, LoadedEncoder, colour
+from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, colour
 from fedshot.data.encoders.pretrained import loading, model_folder
 
 

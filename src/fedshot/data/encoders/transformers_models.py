@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedshot.core.errors import ConfigError
 from fedshot.core.extras import require
 from fedshot.data.dataset import Kind, Pixels
-from fedshot.data.encoders.encoder import EncoderOptions, LoadedEncoder, colour
+from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, colour
 from fedshot.data.encoders.pretrained import loading, model_folder
 
 _LONGEST = 512  # tokens, for a tokenizer and a network without a limit
@@ -61,7 +61,7 @@ class TransformersEncoder(EncoderOptions):
         options = self.recorded(
             {**facts, "pooling": self.pooling}, **({"revision": commit} if commit else {})
         )
-        return LoadedEncoder(options, _Pooled(model, self.pooling, images), prepare, device)
+        return LoadedEncoder(options, _PooledFeatures(model, self.pooling, images), prepare, device)
 
 
 def _images(folder: Any) -> Callable[[Pixels], dict[str, Tensor]]:
@@ -100,7 +100,7 @@ def _texts(folder: Any, config: Any) -> Callable[[tuple[str, ...]], dict[str, Te
     return prepare
 
 
-class _Pooled(nn.Module):
+class _PooledFeatures(nn.Module):
     """A model whose output is one row of features for each example."""
 
     def __init__(self, model: nn.Module, pooling: str, images: bool) -> None:

@@ -11,7 +11,7 @@ The key of an entry is a hash of the dataset's name, the contents of the source 
 options, and VERSION, a number that grows when the code reads the same files differently. Contents
 are hashed once, and again only if a file's size or time stamps change. Entries whose sources have
 changed are kept, since other copies of those sources may be in use; to free the space, remove the
-cache folder. `feature_cache.py` keeps the features of encoders beside the images.
+cache folder. `encoded_cache.py` keeps the features of encoders beside the images.
 """
 
 from __future__ import annotations
