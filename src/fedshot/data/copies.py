@@ -40,8 +40,8 @@ class Copies:
 
         A row that is in several parts counts only in the first of them.
         """
-        if dataset.original is not None:  # features of copies may differ in the last bits
-            dataset = dataset.original
+        if dataset.encoding is not None:  # features of copies may differ in the last bits
+            dataset = dataset.encoding.original or dataset
         every = np.concatenate(parts)
         rows, first = np.unique(every, return_index=True)
         part = np.repeat(np.arange(len(parts)), [len(one) for one in parts])[first]

@@ -35,6 +35,21 @@ _NOUNS = {"images": "image", "text": "text", "raw text": "text", "features": "ro
 
 
 @dataclass(frozen=True, eq=False)
+class Encoding:
+    """How features were computed.
+
+    Args:
+        encoder: SHA-256 of the encoder.
+        shape: shape of the examples before: that of images, or () for texts.
+        original: the dataset of these examples, if it is at hand.
+    """
+
+    encoder: str
+    shape: tuple[int, ...]
+    original: Dataset | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """Examples `x` and their class numbers `y` (int64 [n]).
 
@@ -44,8 +59,8 @@ class Dataset:
     `users` are user numbers from 0 on, never names. `standard` is the class split that the data
     define, if any. `skipped` describes the files that were skipped. Examples with the same number
     in `groups`, such as frames of a video or images of a patient, are nearly alike. Within a class,
-    an episode never has examples of one group in both support and query set. `original` has the
-    examples from which `model.encoder` computed these features.
+    an episode never has examples of one group in both support and query set. `encoding`
+    says how `model.encoder` computed the features.
     """
 
     name: str
@@ -57,7 +72,7 @@ class Dataset:
     skipped: str = ""
     known_digest: str | None = None  # set by the cache, which stores it
     groups: Ints | None = None
-    original: Dataset | None = None
+    encoding: Encoding | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.x, Tokens | RawTexts):

@@ -112,7 +112,7 @@ class DatasetInfo:
             tuple(clients),
             x.words if isinstance(x, Tokens) else (),
             torch.tensor(x.table) if isinstance(x, Tokens) else None,
-            None if dataset.original is None else dataset.original.shape,
+            None if dataset.encoding is None else dataset.encoding.shape,
         )
 
     @property

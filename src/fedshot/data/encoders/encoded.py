@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from fedshot.core.machine import arithmetic, begin_thread, cores
-from fedshot.data.dataset import Dataset, Features
+from fedshot.data.dataset import Dataset, Encoding, Features
 from fedshot.data.encoders.frozen import Block, LoadedEncoder
 from fedshot.data.files.encoded_cache import cached_features, in_memory
 from fedshot.data.raw_texts import RawTexts
@@ -24,8 +24,7 @@ BLOCK = 32  # examples that the encoder sees at once; another number changes the
 def encoded(dataset: Dataset, encoder: LoadedEncoder) -> Dataset:
     """Return the dataset with features, float32 [n, d], in place of its images or raw texts.
 
-    Its hash is that of the data and the encoder, so it is the same on all machines. `original` is
-    the dataset itself.
+    Its hash is that of the data and the encoder, so it is the same on all machines.
     """
     x = dataset.x.texts if isinstance(dataset.x, RawTexts) else dataset.pixels
     blocks = partial(features_of, x, encoder)
@@ -34,7 +33,8 @@ def encoded(dataset: Dataset, encoder: LoadedEncoder) -> Dataset:
     else:
         features = in_memory(len(dataset), blocks())
     known = _sha(dataset.digest, encoder.options.digest)
-    return replace(dataset, x=features, known_digest=known, original=dataset)
+    encoding = Encoding(str(encoder.options.digest), dataset.shape, dataset)
+    return replace(dataset, x=features, known_digest=known, encoding=encoding)
 
 
 def features_of(x: Block, encoder: LoadedEncoder) -> Iterator[Features]:
