@@ -56,7 +56,7 @@ class ModuleEncoder(EncoderOptions):
         options = self.recorded({"weights": hash_weights(module)})
         object.__setattr__(options, "held", self.held)
         if kind == "images":
-            return LoadedEncoder(options, module, unit_range, device)
+            return LoadedEncoder(options, module, _tensor, device)
         return LoadedEncoder(options, module, list, device, parallel=False)
 
     def _module(self) -> nn.Module:
@@ -109,6 +109,10 @@ def _called(factory: Callable[..., Any], args: dict[str, Any], name: str) -> nn.
     return made
 
 
-def unit_range(images: Pixels) -> Tensor:
+def _tensor(images: Pixels) -> Tensor:
+    return unit_range(torch.from_numpy(np.array(images)))
+
+
+def unit_range(images: Tensor) -> Tensor:
     """Return images, uint8 [n, H, W, C], as float [n, C, H, W] in [0, 1]."""
-    return torch.from_numpy(np.array(images)).permute(0, 3, 1, 2).float() / 255
+    return images.permute(0, 3, 1, 2).float() / 255
