@@ -102,7 +102,7 @@ def test_the_commands_use_the_encoder_of_the_run(
             place = tmp_path / folder / digits.class_names[c]
             place.mkdir(parents=True)
             for i in digits.images_of([c])[:3].tolist():
-                Image.fromarray(digits.pixels[i, :, :, 0]).save(place / f"{i}.png")
+                Image.fromarray(digits.pixels[i, :, :, 0]).save(place / f"{i:04}.png")
     paths = ["--support", str(tmp_path / "support"), "--query", str(tmp_path / "query")]
     assert main(["calibrate", str(out), "--way", "2", "--episodes", "8"]) == 0
     capsys.readouterr()
