@@ -320,7 +320,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         asked = (str(self.run), self.data_dir, self.encoder)
         if getattr(self, "_asked", None) != asked:
             self._run = run = TrainedRun(self.run, self.data_dir, encoder=self.encoder)
-            self._inputs = Inputs(run.dataset_info, run.config, lambda: run.encoder)
+            self._inputs = Inputs(run.dataset_info, run.config, run.encode)
             self._asked = asked
         return self._run
 

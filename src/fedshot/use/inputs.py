@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fedshot.config.load import Config
 from fedshot.core.errors import DataError, InputError
-from fedshot.data.encoders.encoded import features_of
-from fedshot.data.encoders.frozen import LoadedEncoder
+from fedshot.data.dataset import Features
+from fedshot.data.encoders.frozen import Block
 from fedshot.data.example_inputs import Pictures, Sentences, read_raw, read_text
 from fedshot.data.tokens import FIRST_WORD, PADDING
 from fedshot.runs.dataset_info import DatasetInfo
@@ -34,14 +34,13 @@ class Inputs:
     Args:
         info: information about the dataset.
         config: configuration of the run.
-        encoder: returns the frozen encoder; called only if the run has one and examples are
-            converted.
+        encode: computes features of images or raw texts, if the run has a frozen encoder.
     """
 
     def __init__(
-        self, info: DatasetInfo, config: Config, encoder: Callable[[], LoadedEncoder]
+        self, info: DatasetInfo, config: Config, encode: Callable[[Block], Features]
     ) -> None:
-        self._info, self._encoder = info, encoder
+        self._info, self._encode = info, encode
         self._source = config.data
         self._pictures = None
         if info.example_kind == "images":
@@ -107,7 +106,7 @@ class Inputs:
             )
         if len(examples) == 0:
             return torch.empty((0, *self._info.shape))
-        found = np.concatenate(list(features_of(examples, self._encoder())))
+        found = self._encode(examples)
         bad = np.flatnonzero(~np.isfinite(found).all(axis=1))
         if len(bad):
             raise InputError(

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,9 @@ from fedshot.core.errors import CheckpointError, ConfigError, DataError, as_path
 from fedshot.core.machine import arithmetic
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.data.encoders.frozen import LoadedEncoder
+from fedshot.data.dataset import Features
+from fedshot.data.encoders.encoded import features_of
+from fedshot.data.encoders.frozen import Block, LoadedEncoder
 from fedshot.data.encoders.module import held
 from fedshot.data.episodes.episode import ClientData
 from fedshot.fleets.guard import Guard
@@ -182,6 +185,11 @@ class TrainedRun:
         if options is None:
             raise ConfigError(f"{self.folder} was trained without model.encoder.")
         return options.load(self.dataset_info.example_kind, self.config.run.device)
+
+    def encode(self, examples: Block) -> Features:
+        """Return the features, float32 [n, d], of images or raw texts."""
+        with self._lock:
+            return np.concatenate(list(features_of(examples, self.encoder)))
 
     @cached_property
     def federated(self) -> FederatedDataset:

@@ -121,12 +121,13 @@ def test_the_encoder_never_sees_more_than_a_block() -> None:
     assert sorted(seen) == [70 - 2 * BLOCK, BLOCK, BLOCK]
 
 
-def test_the_module_is_frozen() -> None:
+def test_the_users_module_stays_as_it_is() -> None:
     module = conv4()
     before = {name: leaf.clone() for name, leaf in module.state_dict().items()}
     encoded(Digits().load(None), load(module, cache=False))
     assert all(torch.equal(leaf, before[name]) for name, leaf in module.state_dict().items())
-    assert not any(p.requires_grad for p in module.parameters())
+    assert module.training
+    assert all(p.requires_grad for p in module.parameters())
 
 
 @pytest.mark.parametrize("method", ["fedncm", "fl_proto"])
@@ -254,7 +255,7 @@ def test_code_that_a_configuration_names_runs_only_if_the_user_allows_it(
     monkeypatch.setenv("FEDSHOT_ENCODERS", "other,my_net,gone")
     assert chosen("my_net:make", width=4).dataset.shape == (4,)
     for factory, args, message in (
-        ("my_net:make", {"size": 4}, "cannot be called with"),
+        ("my_net:make", {"size": 4}, "raises an error if it is called with"),
         ("my_net:number", {}, "returns an object of type int"),
         ("my_net:lost", {}, "cannot be imported"),
         ("gone:make", {}, "cannot be imported"),

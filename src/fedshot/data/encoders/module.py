@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -52,7 +53,7 @@ class ModuleEncoder(EncoderOptions):
         return made
 
     def _load(self, kind: Kind, device: torch.device) -> LoadedEncoder:
-        module = self._module()
+        module = deepcopy(self._module())  # it is frozen, and the user's stays as it is
         options = self.recorded({"weights": hash_weights(module)})
         object.__setattr__(options, "held", self.held)
         if kind == "images":
@@ -99,8 +100,10 @@ def held(options: EncoderOptions | None, encoder: Any) -> EncoderOptions:
 def _called(factory: Callable[..., Any], args: dict[str, Any], name: str) -> nn.Module:
     try:
         made = factory(**args)
-    except TypeError as error:
-        raise ConfigError(f"{name} cannot be called with {args}: {error}.") from error
+    except Exception as error:  # a user's code may raise anything
+        raise ConfigError(
+            f"{name} raises an error if it is called with {args}: {type(error).__name__}: {error}."
+        ) from error
     if not isinstance(made, nn.Module):
         raise ConfigError(
             f"{name} returns an object of type {type(made).__name__}; expected a torch.nn.Module, "

@@ -17,7 +17,7 @@ from fedshot.data.files.fingerprints import Fingerprints
 
 _PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 _WANTED = ["*.safetensors", "*.json", "*.txt", "*.model"]
-_LEFT = ["onnx/*", "openvino/*"]
+_OTHERS = ("onnx", "openvino")  # folders of other runtimes
 
 
 class ModelFolder(NamedTuple):
@@ -64,7 +64,10 @@ def _fetched(path: str, revision: str | None) -> Path:
 
     try:
         found = huggingface_hub.snapshot_download(
-            path, revision=revision, allow_patterns=_WANTED, ignore_patterns=_LEFT
+            path,
+            revision=revision,
+            allow_patterns=_WANTED,
+            ignore_patterns=[f"{name}/*" for name in _OTHERS],
         )
     except Exception as error:  # network, hub and names raise many types
         reason = str(error).strip().splitlines() or [type(error).__name__]
@@ -77,7 +80,11 @@ def _fetched(path: str, revision: str | None) -> Path:
 
 def _check_weights(folder: Path) -> None:
     """Raise ConfigError unless all weights in the folder and below it are safetensors."""
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    files = [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.relative_to(folder).parts[0] not in _OTHERS
+    ]
     safe = {file.parent for file in files if file.suffix == ".safetensors"}
     for file in files:
         if file.suffix in _PICKLED and file.parent not in safe:
@@ -95,12 +102,7 @@ def _check_weights(folder: Path) -> None:
 
 @contextmanager
 def loading(folder: Path) -> Iterator[None]:
-    """Read a model without messages on the terminal; turn its errors into ConfigError."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    """Turn the errors of reading a model into ConfigError."""
     try:
         yield
     except ConfigError:
@@ -111,6 +113,18 @@ def loading(folder: Path) -> Iterator[None]:
             f"{folder} cannot be loaded as model.encoder: {reason[0]}. Check the folder, and that "
             "model.encoder.name is the library that wrote it."
         ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress the messages that transformers writes on the terminal while it reads a model."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
     finally:
         logging.set_verbosity(level)
         if bars:

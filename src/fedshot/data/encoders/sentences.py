@@ -15,7 +15,7 @@ from fedshot.core.extras import require
 from fedshot.core.regular_files import read_regular
 from fedshot.data.dataset import Kind
 from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder
-from fedshot.data.encoders.pretrained import loading, model_folder
+from fedshot.data.encoders.pretrained import loading, model_folder, quiet
 
 _LIMIT = 1 << 20  # bytes of modules.json
 
@@ -46,7 +46,7 @@ class SentenceTransformersEncoder(EncoderOptions):
 
         folder, commit, facts = model_folder(self.path, self.revision)
         _check_modules(folder)
-        with loading(folder):
+        with loading(folder), quiet():
             model = SentenceTransformer(
                 str(folder),
                 device=str(device),

@@ -13,7 +13,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.extras import require
 from fedshot.data.dataset import Kind, Pixels
 from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, colour
-from fedshot.data.encoders.pretrained import loading, model_folder
+from fedshot.data.encoders.pretrained import loading, model_folder, quiet
 
 _LONGEST = 512  # tokens, for a tokenizer and a network without a limit
 
@@ -41,7 +41,7 @@ class TransformersEncoder(EncoderOptions):
         from transformers import AutoModel
 
         folder, commit, facts = model_folder(self.path, self.revision)
-        with loading(folder):
+        with loading(folder), quiet():
             model, report = AutoModel.from_pretrained(
                 folder,
                 dtype=torch.float32,

@@ -7,6 +7,7 @@ An entry lies beside those of images, as described in `cache.py`: a folder with 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -31,7 +32,8 @@ def cached_features(
 
     If the folder is not writable, the features are computed into memory.
     """
-    entry = storage.cache_folder() / f"{name}-features-{key[:24]}"
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:40]
+    entry = storage.cache_folder() / f"{plain}-features-{key[:24]}"
     if (found := _read(key, n, entry)) is not None:
         return found
     if not cache.writable(entry.parent, "features are computed"):
