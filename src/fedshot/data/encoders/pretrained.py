@@ -50,8 +50,8 @@ def model_folder(path: str, revision: str | None) -> ModelFolder:
     try:
         files = {
             file.relative_to(folder).as_posix(): hashes.of(file)
-            for file in sorted(folder.rglob("*"))
-            if file.is_file() and any(file.match(pattern) for pattern in _WANTED)
+            for file in _files(folder)
+            if any(file.match(pattern) for pattern in _WANTED)
         }
     except DataError as error:
         raise ConfigError(str(error)) from None
@@ -78,13 +78,20 @@ def _fetched(path: str, revision: str | None) -> Path:
     return Path(found)
 
 
-def _check_weights(folder: Path) -> None:
-    """Raise ConfigError unless all weights in the folder and below it are safetensors."""
-    files = [
+def _files(folder: Path) -> list[Path]:
+    """Return the files of a model, without hidden ones and those of other runtimes."""
+    return [
         file
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.relative_to(folder).parts[0] not in _OTHERS
+        if file.is_file()
+        and file.relative_to(folder).parts[0] not in _OTHERS
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     ]
+
+
+def _check_weights(folder: Path) -> None:
+    """Raise ConfigError unless all weights in the folder and below it are safetensors."""
+    files = _files(folder)
     safe = {file.parent for file in files if file.suffix == ".safetensors"}
     for file in files:
         if file.suffix in _PICKLED and file.parent not in safe:
