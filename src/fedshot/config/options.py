@@ -172,6 +172,8 @@ def words(hint: Any) -> str:
     origin, inner = get_origin(hint), get_args(hint)
     if hint is types.NoneType:
         return "null"
+    if origin is dict:
+        return "keys and values"
     if origin is Annotated:
         return f"{words(inner[0])}{_range(inner[1:])}"
     if origin is Literal:
