@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,12 @@ def test_a_damaged_or_foreign_entry_is_computed_again(cache: Path) -> None:
     np.testing.assert_array_equal(encoded(digits, load(conv4())).x, first)
     encoded(digits, load(conv4(seed=1)))
     assert len(list(cache.glob("digits-features-*"))) == 2
+
+
+def test_an_entry_has_a_plain_name_in_the_cache_folder(cache: Path) -> None:
+    named = replace(Digits().load(None), name="../a b/c")
+    encoded(named, load(conv4()))
+    assert [entry.name[:15] for entry in cache.glob("*-features-*")] == [".._a_b_c-featur"]
 
 
 def test_the_number_of_threads_does_not_change_features(monkeypatch: pytest.MonkeyPatch) -> None:
