@@ -8,7 +8,7 @@ import pytest
 
 from fedshot.cli.main import main
 from fedshot.config import option_help
-from fedshot.config.registry import KINDS, NO_HEAD, all_options
+from fedshot.config.registry import KINDS, NONE, all_options
 
 DOCS = Path(__file__).parents[2] / "docs" / "options"
 EVERY = [part for place in option_help.PATHS for part in option_help.parts(place)]
@@ -21,7 +21,7 @@ def test_everything_says_what_it_is(part: option_help.OptionSection) -> None:
 
 
 def test_every_option_of_a_configuration_is_listed() -> None:
-    assert NO_HEAD in {part.kind for part in option_help.parts("model.head")}
+    assert NONE in {part.kind for part in option_help.parts("model.head")}
     listed = {option.path for part in EVERY for option in part.options()}
     for place, (kinds, default) in KINDS.items():
         for kind in kinds:

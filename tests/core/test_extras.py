@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 IMPORTED_AS = {"mlflow_skinny": "mlflow"}
+ENCODER = ["data", "show", "--model.encoder.path", "x", "--model.encoder.name"]
 RUN = [
     "run", "--data.name", "digits", "--partition.name", "classes", "--partition.clients", "2",
     "--method.name", "fl_proto", "--method.local_steps", "1", "--run.rounds", "1",
@@ -78,6 +79,8 @@ def test_an_extra_installs_the_packages_that_are_asked_for() -> None:
         ),
         ("reports", ["data", "show", "digits"]),
         ("hf", ["data", "show", "hf", "--data.path", "a/b", "--data.text", "text"]),
+        ("encoders", [*ENCODER, "transformers"]),
+        ("timm", [*ENCODER, "timm"]),
         ("tracking", [*RUN, "--tracker", "mlflow"]),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],

@@ -62,7 +62,7 @@ def png(pixels: np.ndarray[Any, Any]) -> bytes:
 def inputs(run: Experiment) -> Inputs:
     facts = DatasetInfo.read(run.folder)
     assert facts is not None
-    return Inputs(facts, run.config)
+    return Inputs(facts, run.config, lambda _: pytest.fail("there is none"))
 
 
 def test_files_bytes_images_and_arrays_become_what_training_had(run: Experiment) -> None:

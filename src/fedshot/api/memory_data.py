@@ -17,6 +17,7 @@ from fedshot.data.dataset import Dataset, Features, Ints, Pixels
 from fedshot.data.example_inputs import Pictures, read_text
 from fedshot.data.files.images import SUFFIXES, check_channels, check_side, decode, to_array
 from fedshot.data.files.places import find_data_dir
+from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.embedding import TextOptions
 from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import Tokens
@@ -52,6 +53,7 @@ def as_dataset(
     dim: int = 100,
     cut: int = 100,
     data_dir: str | None = None,
+    raw: bool = False,
 ) -> Dataset:
     """Return data in memory as a dataset that `fedshot.train` takes as `data`.
 
@@ -65,9 +67,9 @@ def as_dataset(
 
     Images are arrays [n, H, W, C] or [n, H, W], uint8 or floats in [0, 1], tensors also
     [n, C, H, W]; or a sequence of arrays, PIL images, bytes of files, or paths. Texts are strings,
-    or paths of other files than images; they need a file of word vectors. Features that an encoder
-    has computed are an array [n, d]. A run records the SHA-256 of the data, not the data: to resume
-    it, give the same data again.
+    or paths of other files than images; they need a file of word vectors, or `raw`. Features that
+    an encoder has computed are an array [n, d]. A run records the SHA-256 of the data, not the
+    data: to resume it, give the same data again.
 
     Args:
         data: the data, as above.
@@ -82,6 +84,7 @@ def as_dataset(
         dim: dimension of the GloVe 6B vectors, if `vectors` names no other file.
         cut: maximum number of words of a text; later words are dropped.
         data_dir: folder of downloaded datasets, to find GloVe; by default $FEDSHOT_DATA.
+        raw: whether to keep texts as they are, for `model.encoder`, without word vectors.
 
     Raises:
         DataError: the examples cannot be read, a label is missing, images differ in size, or the
@@ -102,10 +105,12 @@ def as_dataset(
     classes, y = encoded(labels_of(found.labels, n))
     users = None if found.clients is None else _numbers(found.clients, n)
     texts = _texts(found.x)
-    x: Pixels | Tokens | Features
+    x: Pixels | Tokens | RawTexts | Features
     if texts is None:
         features = _features(found.x)
         x = _pixels(found.x, size, channels) if features is None else features
+    elif raw:
+        x = RawTexts(tuple(texts))
     else:
         options = TextOptions(vectors=vectors, dim=dim, cut=cut)
         rows = ((i, tokenize(text)) for i, text in enumerate(texts))

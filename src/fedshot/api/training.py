@@ -14,13 +14,13 @@ from fedshot.api.progress import shown
 from fedshot.api.training_run import TrainingRun
 from fedshot.config import settings as trees
 from fedshot.config.load import Config, laid_over, load
-from fedshot.config.registry import long, written_out
+from fedshot.config.registry import NONE, long, written_out
 from fedshot.config.settings import Settings
 from fedshot.core import shutdown
 from fedshot.core.console import tell
 from fedshot.core.errors import ConfigError, as_path
 from fedshot.data.class_split import random_shares
-from fedshot.data.dataset import Dataset
+from fedshot.data.encoders.module import held
 from fedshot.evaluation.episodic_test import Score
 from fedshot.runs import run_folder
 from fedshot.runs.experiment import MAY_CHANGE, Experiment
@@ -43,6 +43,7 @@ def train(
     config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     *,
     data: Any = None,
+    encoder: Any = None,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     data_dir: str | None = None,
@@ -70,6 +71,9 @@ def train(
     Args:
         config: a YAML file, or a mapping with its content.
         data: data in memory, the name of a source such as "digits", or the settings of `data`.
+        encoder: a frozen `torch.nn.Module` that computes features before training, or a function
+            that returns one; the settings `model.encoder` name others. It takes images as float
+            [n, C, H, W] in [0, 1], or a list of n texts, and returns features [n, d].
         out: folder of the run; `runs/<name>` by default. A configuration without a name gets that
             of the folder.
         resume: continue the run in `out`, if there is one; the result is then bitwise equal to
@@ -97,13 +101,13 @@ def train(
     """
     if tracker:
         check(tracker)
-    given, dataset = given_settings(data, settings)
+    given, memory = given_settings(data, settings)
     if resume and config is None and {path for path, _ in trees.flat(given)} <= {*MAY_CHANGE}:
         config = run_folder.written(as_path("out", out))
     tree, notices = merged_settings(config, given)
     if out is not None:
         tree.setdefault("name", as_path("out", out).name)
-    chosen = _config(tree, dataset)
+    chosen = _config(tree, memory, encoder)
     folder = Path("runs") / chosen.name if out is None else as_path("out", out)
     for text in notices:
         note(text, progress)
@@ -123,7 +127,7 @@ def train(
             lambda: tracker_of(experiment, tracker, notify),
             notify,
         )
-    return TrainingRun(folder)
+    return TrainingRun(folder, encoder)
 
 
 def resumed(folder: Path, chosen: Config, *, resume: bool, fix: str) -> Config:
@@ -209,8 +213,8 @@ def merged_settings(
     return laid_over(config, given)
 
 
-def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, Dataset | None]:
-    """Return the settings that keyword arguments give, and the dataset if it is in memory."""
+def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, Any]:
+    """Return the settings that keyword arguments give, and the data if they are in memory."""
     given: Settings = {}
     for key, value in settings.items():
         close = difflib.get_close_matches(key, _WITHOUT_SECTION, 1, 0.75)
@@ -222,7 +226,7 @@ def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, Da
         if data is not None:
             trees.put(given, "data", long("data", _plain(data)))
         return written_out(given), None
-    return written_out(given), as_dataset(data)
+    return written_out(given), data
 
 
 def is_settings(data: Any) -> bool:
@@ -238,10 +242,17 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _config(tree: Settings, dataset: Dataset | None) -> Config:
-    """Return the configuration; for data in memory, with a partition and a split by default."""
-    if dataset is None:
-        return Config.of(tree)
+def _config(tree: Settings, data: Any, encoder: Any) -> Config:
+    """Return the configuration, with data or an encoder that are in memory."""
+    chosen = Config.of(tree) if data is None else _with_data(tree, data, raw=encoder is not None)
+    if encoder is None:
+        return chosen
+    return chosen.with_encoder(held(chosen.model.encoder, encoder))
+
+
+def _with_data(tree: Settings, data: Any, *, raw: bool) -> Config:
+    """Return the configuration for data in memory, with a partition and a split by default."""
+    dataset = as_dataset(data, raw=raw or trees.at(tree, "model.encoder.name") not in (None, NONE))
     tree = {key: value for key, value in tree.items() if key != "data"}
     if dataset.users is not None:
         tree["partition"] = {"name": "users", **(tree.get("partition") or {})}

@@ -73,11 +73,13 @@ class TrainingRun:
 
     Args:
         folder: folder of the run.
+        encoder: the module of `model.encoder`, if the run got it in Python.
 
     Raises CheckpointError if the folder holds no run.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], encoder: Any = None) -> None:
+        self._encoder = encoder
         self._path = as_path("folder", folder)
         run_folder.check(self._path)
 
@@ -207,7 +209,7 @@ class TrainingRun:
         """
         from fedshot.use import FewShotClassifier
 
-        return FewShotClassifier.from_run(self._path, **options)
+        return FewShotClassifier.from_run(self._path, **{"encoder": self._encoder, **options})
 
     def report(
         self, to: str | os.PathLike[str] | None = None, *, with_data: bool = True,
@@ -254,8 +256,10 @@ class TrainingRun:
         return html_table([], list(self._facts.items()))
 
 
-def open_run(folder: str | os.PathLike[str]) -> TrainingRun:
+def open_run(folder: str | os.PathLike[str], encoder: Any = None) -> TrainingRun:
     """Open the run in a folder, finished or not.
+
+    `encoder` is the module of `model.encoder`, if the run got it in Python.
 
     Raises CheckpointError if the folder holds no run.
 
@@ -265,7 +269,7 @@ def open_run(folder: str | os.PathLike[str]) -> TrainingRun:
         run.history.plot(x="round", y="loss")
         ```
     """
-    return TrainingRun(folder)
+    return TrainingRun(folder, encoder)
 
 
 def _result(run: Run) -> RunResult:

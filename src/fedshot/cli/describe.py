@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedshot.config import option_help
-from fedshot.config.registry import KINDS, NO_HEAD, every_option
+from fedshot.config.registry import KINDS, NONE, OPTIONAL, every_option
 from fedshot.core.console import say
 from fedshot.core.errors import ConfigError
 
@@ -48,7 +48,8 @@ def completion(options: argparse.Namespace) -> int:
 
     parser = make_parser()
     choices = {f"{path}.name": [*kinds] for path, (kinds, _) in KINDS.items()}
-    choices["model.head.name"].append(NO_HEAD)
+    for path in OPTIONAL:
+        choices[f"{path}.name"].append(NONE)
     choices |= {"name": [], "seed": [], **{one.path: [] for one in every_option()}}
     for one in every_option():
         choices[one.path] += [word for word in get_args(one.hint) if isinstance(word, str)]

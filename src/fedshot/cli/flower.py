@@ -62,7 +62,7 @@ from fedshot.deploy.flower.worker import Worker
 from fedshot.fleets.influence import check_norms
 from fedshot.methods.user_methods import for_children
 from fedshot.runs import run_folder
-from fedshot.runs.prepare import FederatedDataset, PreparedRun
+from fedshot.runs.prepare import FederatedDataset, PreparedRun, read_data
 from fedshot.runs.trackers.tracking import check as check_tracker
 
 _MOST_MB = 1 << 20
@@ -175,11 +175,10 @@ def pack(options: argparse.Namespace) -> int:
     """Write one client's data file, or the server's test data, from the data on this host."""
     if options.tests == (options.client is not None):
         raise ConfigError("give --client with its number, or --tests for the server's test data.")
-    chosen = chosen_config(options)
-    data_dir = find_data_dir(options.data_dir)
-    dataset, notes = chosen.data.load(data_dir), {}
+    chosen, dataset = read_data(chosen_config(options), options.data_dir)
+    notes = {}
     if isinstance(dataset.x, Tokens) and isinstance(chosen.data, TextOptions):
-        notes = {"words": reading_digest(chosen.data, data_dir)}
+        notes = {"words": reading_digest(chosen.data, find_data_dir(options.data_dir))}
     if options.tests:
         *remarks, summary = pack_tests(options.to, chosen, dataset, notes)
     else:

@@ -48,7 +48,7 @@ def predict(options: argparse.Namespace) -> int:
     _check_writable("to", options.to)
     _check_writable("page", options.page, makes_folder=True)
     run, inputs = classifier.opened, classifier.inputs
-    is_text = run.dataset_info.is_text
+    is_text = run.dataset_info.reads_text
     with warnings.catch_warnings(record=True) as noted, _in_words_of_the_shell():
         warnings.simplefilter("always")
         support, skipped = fit_folder(classifier, options.support, inputs, is_text)
@@ -242,7 +242,7 @@ def _write_page(
 
     by_class: dict[str, list[Path | str]] = {}
     for path, label, text in zip(support.paths, support.labels, support.texts, strict=True):
-        by_class.setdefault(label, []).append(text or _shown(path, run.dataset_info.is_text))
+        by_class.setdefault(label, []).append(text or _shown(path, run.dataset_info.reads_text))
     cards = [
         Card(
             one.name,
@@ -250,7 +250,7 @@ def _write_page(
             one.confidence,
             one.nearest,
             one.turned_away,
-            one.text or _shown(one.path, run.dataset_info.is_text),
+            one.text or _shown(one.path, run.dataset_info.reads_text),
         )
         for one in found
     ]

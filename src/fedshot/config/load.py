@@ -25,7 +25,8 @@ from fedshot.config import settings as trees
 from fedshot.config.options import is_section, members
 from fedshot.config.registry import (
     KINDS,
-    NO_HEAD,
+    NONE,
+    OPTIONAL,
     SECTIONS,
     is_text,
     long,
@@ -39,6 +40,7 @@ from fedshot.core import storage
 from fedshot.core.errors import ConfigError, as_path, nearest
 from fedshot.data.class_split import SplitOptions
 from fedshot.data.dataset import Dataset
+from fedshot.data.encoders.frozen import EncoderOptions
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partitioner
 from fedshot.data.partitions.redealt import Redealt
@@ -93,7 +95,10 @@ class Config:
                     "settings are replaced, and the parts that they describe are not: expected "
                     "both to agree. Make the configuration with Config.of(settings)."
                 )
-            for name, part in (_parts(settings) | {"data": self.data}).items():
+            parts = _parts(settings) | {"data": self.data}
+            # A module that was passed in Python is not in the settings.
+            parts["model"] = replace(parts["model"], encoder=self.model.encoder)
+            for name, part in parts.items():
                 object.__setattr__(self, name, part)
         object.__setattr__(self, "_made_of", self.settings)
 
@@ -140,6 +145,10 @@ class Config:
         a split of its classes, the section `split` must.
         """
         return replace(self, data=data)  # type: ignore[arg-type]  # a dataset becomes a source
+
+    def with_encoder(self, encoder: EncoderOptions | None) -> Config:
+        """Return a copy with another encoder, or without one."""
+        return replace(self, model=replace(self.model, encoder=encoder))
 
     def write(self, path: Path) -> None:
         """Write the settings as YAML."""
@@ -204,9 +213,9 @@ def _drop_other_kind(below: Settings, given: Settings, path: str) -> str:
     if not isinstance(old, dict) or not isinstance(new, dict) or "name" not in new:
         return ""
     was, now = old.get("name", default), new["name"]
-    if was == now or was not in [*kinds] or now not in [*kinds, NO_HEAD]:
+    if was == now or was not in [*kinds] or now not in [*kinds, NONE]:
         return ""
-    had, has = ({} if kind == NO_HEAD else _types(kinds[kind], path) for kind in (was, now))
+    had, has = ({} if kind == NONE else _types(kinds[kind], path) for kind in (was, now))
     lost = [key for key, value in old.items()
             if key in had and not _carries_over(had[key], has.get(key), value)]  # fmt: skip
     kept = {key: value for key, value in old.items() if key not in {*lost, "name"}}
@@ -250,7 +259,7 @@ def _settings_of(config: Config | SimpleNamespace) -> Settings:
             "Register the method's class, and choose it by method.name."
         )
     method, chosen = METHODS[config.method.name], SimpleNamespace(**config.method.chosen)
-    head = config.model.head
+    head, encoder = config.model.head, config.model.encoder
     return {
         "name": config.name,
         "seed": config.seed,
@@ -262,7 +271,9 @@ def _settings_of(config: Config | SimpleNamespace) -> Settings:
         "partition": _kind_of("partition", config.partition),
         "model": {
             "backbone": _kind_of("model.backbone", config.model.backbone),
-            "head": {"name": NO_HEAD} if head is None else _kind_of("model.head", head),
+            "head": {"name": NONE} if head is None else _kind_of("model.head", head),
+            # Left out if there is none, as in runs of versions without encoders.
+            **({} if encoder is None else {"encoder": _kind_of("model.encoder", encoder)}),
             **_plain(ModelOptions, "model", config.model),
         },
         "method": {"name": config.method.name, **_plain(method, "method", chosen)},
@@ -310,7 +321,7 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(reason)
     given["method"] = without_removed(names["method"], given["method"])
     classes = SECTIONS | {path: KINDS[path][0][kind] for path, kind in names.items()
-                          if kind != NO_HEAD}  # fmt: skip
+                          if kind != NONE}  # fmt: skip
     values = {  # null is an empty section
         path: checked(cls, path, {} if given[path] is None else given[path], names)
         for path, cls in classes.items()
@@ -323,7 +334,10 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
     parts = {path: built(cls, path, values[path]) for path, cls in classes.items()
              if path not in ("model", "method")}  # fmt: skip
     parts["model"] = ModelOptions(
-        parts.pop("model.backbone"), parts.pop("model.head", None), **model
+        parts.pop("model.backbone"),
+        parts.pop("model.head", None),
+        encoder=parts.pop("model.encoder", None),
+        **model,
     )
     parts["method"] = _Maker(names["method"], chosen, parts["episode"], parts["partition"])
     parts |= {"name": name, "seed": seed}
@@ -378,7 +392,7 @@ def _take_kind(tree: Settings, path: str) -> tuple[str, Settings]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path} is {value!r}; expected a name, or keys and values.")
     kind = value.pop("name", default)
-    valid = [*kinds, NO_HEAD] if path == "model.head" else [*kinds]
+    valid = [*kinds, NONE] if path in OPTIONAL else [*kinds]
     if kind not in valid:
         own = (
             " (One of your own is known to the program that registers it, and elsewhere by its "
@@ -386,6 +400,6 @@ def _take_kind(tree: Settings, path: str) -> tuple[str, Settings]:
         )
         hint = nearest(str(kind), valid) + (own if path == "method" else "")
         raise ConfigError(f"{path}.name is {kind!r}. {hint}")
-    if kind == NO_HEAD and path == "model.head" and value:
+    if kind == NONE and path in OPTIONAL and value:
         raise ConfigError(f"{path}.name is 'none', which has no options; got {value}.")
     return kind, value

@@ -21,12 +21,12 @@ from fedshot.config.options import (
     summary,
     words,
 )
-from fedshot.config.registry import KINDS, NO_HEAD, SECTIONS
+from fedshot.config.registry import KINDS, NONE, OPTIONAL, SECTIONS
 from fedshot.config.validation import schema_of
 from fedshot.core.errors import ConfigError, nearest
 
 PATHS = ("data", "split", "partition", "episode", "model", "model.backbone", "model.head",
-         "method", "run", "test")  # fmt: skip
+         "model.encoder", "method", "run", "test")  # fmt: skip
 _WIDTH = 100
 
 
@@ -65,6 +65,14 @@ class _NoHead:
     """No head, for methods that classify from the features."""
 
 
+@dataclass(frozen=True)
+class _NoEncoder:
+    """No encoder: the backbone takes the data themselves."""
+
+
+_NO: dict[str, type[Any]] = {"model.head": _NoHead, "model.encoder": _NoEncoder}
+
+
 class _Untitled(GenerateJsonSchema):
     """Schema generator without the titles that pydantic derives from the names of options."""
 
@@ -82,7 +90,7 @@ def parts(path: str) -> list[OptionSection]:
         return [OptionSection(path, "", SECTIONS[path])]
     if path in KINDS:
         found = [OptionSection(path, name, cls) for name, cls in KINDS[path][0].items()]
-        return [*found, OptionSection(path, NO_HEAD, _NoHead)] if path == "model.head" else found
+        return [*found, OptionSection(path, NONE, _NO[path])] if path in OPTIONAL else found
     above = next((one for one in PATHS if path.startswith(f"{one}.")), None)
     if above is not None:
         raise ConfigError(
@@ -204,7 +212,7 @@ def json_schema() -> dict[str, Any]:
             names = {"enum": [part.kind for part in parts(path)]}
             found[path] = {"anyOf": [names, *kinds], "default": KINDS[path][1]}
     model = found["model"]["properties"]
-    for path in ("model.backbone", "model.head"):
+    for path in ("model.backbone", "model.head", "model.encoder"):
         model[path.removeprefix("model.")] = found.pop(path)
     name = {"type": ["string", "number", "boolean"], "default": "run",
             "description": "of the run and of its folder."}  # fmt: skip

@@ -21,7 +21,7 @@ from fedshot.protocol.method import DIAGNOSTIC
 # partitions the images anew.
 NOT_OPTIONS = {
     "method": {"model", "episode", "classes", "clients", "redealt"},
-    "model": {"backbone", "head"},
+    "model": {"backbone", "head", "encoder"},
 }
 MUST_BE_GIVEN = "must be given"  # in place of a default, in lists of options
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -172,6 +172,8 @@ def words(hint: Any) -> str:
     origin, inner = get_origin(hint), get_args(hint)
     if hint is types.NoneType:
         return "null"
+    if origin is dict:
+        return "keys and values"
     if origin is Annotated:
         return f"{words(inner[0])}{_range(inner[1:])}"
     if origin is Literal:

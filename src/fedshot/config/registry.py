@@ -16,6 +16,7 @@ from fedshot.config.options import Option, nearest_options, options_of, takes_te
 from fedshot.config.schema import ModelOptions, RunOptions
 from fedshot.config.settings import Settings
 from fedshot.data.class_split import SplitOptions
+from fedshot.data.encoders.registry import ENCODERS
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.registry import PARTITIONS
 from fedshot.data.sources.registry import SOURCES
@@ -31,6 +32,7 @@ KINDS: dict[str, tuple[Mapping[str, type[Any]], str]] = {
     "partition": (PARTITIONS, "iid"),
     "model.backbone": (BACKBONES, "conv4"),
     "model.head": (HEADS, "linear"),
+    "model.encoder": (ENCODERS, "none"),
     "method": (METHODS, "fl_proto"),
 }
 SECTIONS: dict[str, type[Any]] = {
@@ -40,7 +42,8 @@ SECTIONS: dict[str, type[Any]] = {
     "run": RunOptions,
     "test": TestOptions,
 }
-NO_HEAD = "none"
+NONE = "none"  # no component at a key path of OPTIONAL
+OPTIONAL = ("model.head", "model.encoder")
 # Renamed options: old key path, new key path, and the values that were renamed with the option.
 _RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
     "method.floor": ("method.min_prob", {}),
@@ -117,7 +120,7 @@ def all_options(names: Mapping[str, str]) -> Iterator[Option]:
     for section, cls in SECTIONS.items():
         yield from options_of(cls, section)
     for path, kind in names.items():
-        if kind != NO_HEAD:
+        if kind != NONE:
             yield from kind_options(path, kind)
 
 

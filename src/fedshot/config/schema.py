@@ -15,6 +15,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.machine import arithmetic
 from fedshot.core.ranges import AtLeast1, Cores, Share
 from fedshot.data.dataset import Dataset
+from fedshot.data.encoders.frozen import EncoderOptions
 from fedshot.data.tokens import Tokens
 from fedshot.fleets.unreliable import Chances
 from fedshot.nn.heads import Head
@@ -40,6 +41,8 @@ class ModelOptions:
         dtype: data type of parameters and features.
         pixel_mean: value subtracted from pixels in [0, 1].
         pixel_std: value by which pixels are then divided.
+        encoder: frozen network that turns the data into features before training; None: the
+            backbone takes the data themselves.
         bf16: whether to compute convolutions and matrix products of the backbone in bfloat16, and
             everything else in float32; the compiled kernels compute the first block of a Conv4 in
             float32, too.
@@ -52,6 +55,7 @@ class ModelOptions:
     pixel_mean: float = 0.5
     pixel_std: float = 0.5
     bf16: bool = False
+    encoder: EncoderOptions | None = None
 
     def build(self, dataset: Dataset) -> Model:
         """Return the model for a dataset of images, or of texts and their word vectors."""

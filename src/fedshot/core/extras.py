@@ -9,12 +9,14 @@ from fedshot.core.text import joined
 
 PACKAGES = {
     "completion": ("shtab",),
+    "encoders": ("sentence_transformers", "transformers"),
     "flower": ("flwr", "cryptography", "httpx"),
     "hf": ("datasets",),
     "pandas": ("pandas",),
     "optuna": ("optuna",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "reports": ("matplotlib", "plotly", "jinja2", "markupsafe"),
+    "timm": ("timm", "torchvision"),
     "tracking": ("tensorboard", "wandb", "mlflow"),
 }
 """Name of an extra -> names under which its packages are imported."""

@@ -9,6 +9,7 @@ from hashlib import blake2b
 import numpy as np
 
 from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.raw_texts import RawTexts
 from fedshot.data.tokens import Numbers, Tokens
 
 _MANY = 0.01  # share of identical examples above which the report gives advice
@@ -39,6 +40,8 @@ class Copies:
 
         A row that is in several parts counts only in the first of them.
         """
+        if dataset.encoding is not None:  # features of copies may differ in the last bits
+            dataset = dataset.encoding.original or dataset
         every = np.concatenate(parts)
         rows, first = np.unique(every, return_index=True)
         part = np.repeat(np.arange(len(parts)), [len(one) for one in parts])[first]
@@ -46,6 +49,9 @@ class Copies:
             full = dataset.x.lengths(rows) > 0
             rows, part = rows[full], part[full]
         n = len(rows)
+        if isinstance(dataset.x, RawTexts):
+            full = np.array([bool(dataset.x.texts[row]) for row in rows], dtype=bool)
+            rows, part = rows[full], part[full]
         # Only images whose middle bytes equal those of another image are hashed in full.
         twins = _sizes(_contents(dataset, rows, _SOME)) > 1
         rows, part = rows[twins], part[twins]
@@ -77,6 +83,8 @@ def _contents(dataset: Dataset, rows: Ints, most: int | None = None) -> Ints:
     if isinstance(x, Tokens):
         ends = zip(x.offsets[rows].tolist(), x.offsets[rows + 1].tolist(), strict=True)
         held = (x.ids[start:end].tobytes() for start, end in ends)
+    elif isinstance(x, RawTexts):
+        held = (x.texts[row].encode("utf-8", "surrogatepass") for row in rows.tolist())
     else:
         flat = x.reshape(len(x), -1)
         size = flat.shape[1] if most is None else min(most, flat.shape[1])

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedshot.core.errors import DataError
 from fedshot.core.text import spelt_alike
+from fedshot.data.raw_texts import RawTexts
 from fedshot.data.tokens import Tokens
 
 if TYPE_CHECKING:  # class_split imports this module
@@ -27,28 +28,45 @@ if TYPE_CHECKING:  # class_split imports this module
 Ints: TypeAlias = npt.NDArray[np.int64]
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 Features: TypeAlias = npt.NDArray[np.float32]
-Kind: TypeAlias = Literal["images", "text", "features"]
+Kind: TypeAlias = Literal["images", "text", "raw text", "features"]
 T = TypeVar("T")
 
 _CHUNK = 1 << 24  # bytes of images or features hashed at a time
 _FEW = 5  # maximum number of classes in an error
+_NOUNS = {"images": "image", "text": "text", "raw text": "text", "features": "row of features"}
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """How features were computed.
+
+    Args:
+        encoder: SHA-256 of the encoder.
+        shape: shape of the examples before: that of images, or () for texts.
+        original: the dataset of these examples, if it is at hand.
+    """
+
+    encoder: str
+    shape: tuple[int, ...]
+    original: Dataset | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Examples `x` and their class numbers `y` (int64 [n]).
 
-    Examples are images (uint8 [n, H, W, C]), texts (`Tokens`), or features that an encoder has
-    computed (float32 [n, d]).
+    Examples are images (uint8 [n, H, W, C]), texts (`Tokens`, or `RawTexts` for an encoder), or
+    features that an encoder has computed (float32 [n, d]).
 
     `users` are user numbers from 0 on, never names. `standard` is the class split that the data
     define, if any. `skipped` describes the files that were skipped. Examples with the same number
     in `groups`, such as frames of a video or images of a patient, are nearly alike. Within a class,
-    an episode never has examples of one group in both support and query set.
+    an episode never has examples of one group in both support and query set. `encoding`
+    says how `model.encoder` computed the features.
     """
 
     name: str
-    x: Pixels | Tokens | Features
+    x: Pixels | Tokens | RawTexts | Features
     y: Ints
     class_names: tuple[str, ...]
     users: Ints | None = None
@@ -57,12 +75,13 @@ class Dataset:
     known_digest: str | None = None  # set by the cache, which stores it
     groups: Ints | None = None
     resident: Tensor | None = None  # a copy of `x` on a GPU: see `on_gpu`
+    encoding: Encoding | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.x, Tokens):
+        if not isinstance(self.x, Tokens | RawTexts):
             _check_array(self.name, self.x)
         y, n = self.y, len(self.x)
-        noun = {"images": "image", "text": "text", "features": "row of features"}[self.kind]
+        noun = _NOUNS[self.kind]
         for name, numbers in (("labels", y), ("users", self.users), ("groups", self.groups)):
             if numbers is not None and (numbers.dtype != np.int64 or numbers.shape != (n,)):
                 raise DataError(
@@ -96,13 +115,13 @@ class Dataset:
     @property
     def kind(self) -> Kind:
         """What the examples are."""
-        if isinstance(self.x, Tokens):
-            return "text"
+        if isinstance(self.x, Tokens | RawTexts):
+            return "text" if isinstance(self.x, Tokens) else "raw text"
         return "images" if self.x.ndim == 4 else "features"
 
     @property
     def is_text(self) -> bool:
-        """Whether the examples are texts."""
+        """Whether the examples are texts of word numbers."""
         return self.kind == "text"
 
     @property
@@ -115,19 +134,28 @@ class Dataset:
     def pixels(self) -> Pixels:
         """The images; raises DataError for texts and features."""
         if self.kind != "images":
-            noun = "texts" if self.is_text else "features"
+            noun = "features" if self.kind == "features" else "texts"
             raise DataError(f"{self.name} holds {noun}; this needs images")
         return self.x  # type: ignore[return-value]
+
+    @property
+    def array(self) -> Pixels | Features:
+        """The images or features; raises DataError for texts."""
+        if isinstance(self.x, Tokens | RawTexts):
+            raise DataError(f"{self.name} holds texts; this needs images or features")
+        return self.x
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of an example.
 
-        It is (height, width, channels) for images, (longest length, vector size) for texts, and
-        (number of features,) for features.
+        It is (height, width, channels) for images, (longest length, vector size) for texts, () for
+        raw texts, and (number of features,) for features.
         """
         if isinstance(self.x, Tokens):
             return self.x.cut, self.x.dim
+        if isinstance(self.x, RawTexts):
+            return ()
         return self.x.shape[1:]
 
     @cached_property
@@ -136,7 +164,7 @@ class Dataset:
         if self.known_digest is not None:
             return self.known_digest
         sha = hashlib.sha256()
-        if isinstance(self.x, Tokens):
+        if isinstance(self.x, Tokens | RawTexts):
             self.x.hash_into(sha)
         else:
             sha.update(f"x:{self.x.dtype}{self.x.shape};y:{self.y.dtype}{self.y.shape};".encode())
@@ -158,7 +186,7 @@ class Dataset:
         Texts, and data that take more than a quarter of the free memory, stay where they are.
         """
         free = torch.cuda.mem_get_info(device)[0]
-        if isinstance(self.x, Tokens) or self.x.nbytes > free / 4:
+        if isinstance(self.x, Tokens | RawTexts) or self.x.nbytes > free / 4:
             return self
         dtype = torch.uint8 if self.kind == "images" else torch.float32
         copy = torch.empty(self.x.shape, dtype=dtype, device=device)

@@ -138,6 +138,24 @@ class Sentences:
         return [word for words in each for word in words]
 
 
+def read_raw(text: str | Sequence[str], name: object, source: Source) -> str:
+    """Return a text, or words joined by spaces, as the data source gives raw texts.
+
+    Raises DataError, which names the text, if it is empty or no text.
+    """
+    if not isinstance(text, str):
+        if not (isinstance(text, list | tuple) and all(isinstance(word, str) for word in text)):
+            raise DataError(
+                f"text {name} is of type {type(text).__name__}; this run's examples are texts. "
+                "Expected a string, a path (pathlib.Path), or a list of words."
+            )
+        text = " ".join(text)
+    text = html.unescape(text) if isinstance(source, Sent140) else text
+    if not text.strip():
+        raise DataError(f"text {name} has no words. Remove it, or check what it should hold.")
+    return text
+
+
 def read_text(path: Path) -> str:
     """Return the content of a UTF-8 text file. Raises DataError if it cannot be read."""
     try:

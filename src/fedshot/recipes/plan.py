@@ -205,7 +205,7 @@ def _by_place(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by dotted key path; a component such as the backbone stays one value."""
     flat: dict[str, Any] = {}
     tree = {**settings, "model": {**settings.get("model", {})}}
-    for place in ("data", "partition", "model.backbone", "model.head", "method"):
+    for place in ("data", "partition", "model.backbone", "model.head", "model.encoder", "method"):
         whole = trees.at(tree, place)
         if isinstance(whole, Mapping) and place != "method":
             flat[place.removeprefix("model.")] = dict(whole)

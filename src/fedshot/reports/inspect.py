@@ -40,6 +40,9 @@ def facts(federated: FederatedDataset) -> list[str]:
         f"median {np.median(sizes):.0f}",
         f"{len(federated.clients)} clients can form a {federated.config.episode} episode",
     ]
+    if data.encoding is not None:
+        name = federated.config.settings["model"]["encoder"]["name"]
+        lines.insert(1, f"features of the encoder {name!r}, hash {data.encoding.encoder[:12]}")
     if data.users is not None:
         lines.insert(1, f"{count(len(np.unique(data.users)), 'user')}, identified by numbers")
     lines[1:1] = data.remarks
@@ -61,11 +64,12 @@ def pictures(federated: FederatedDataset, folder: Path) -> dict[Path, str]:
     noun = _NOUNS[data.kind]
     written: dict[Path, str] = {}
     trained = np.unique(data.y[federated.rows.base])
-    if data.kind == "images":
+    shown = (data.encoding and data.encoding.original) or data
+    if shown.kind == "images":
         path = folder / f"{data.name}-classes.png"
-        scale = max(1, 56 // max(data.shape[:2]))
+        scale = max(1, 56 // max(shown.shape[:2]))
         some = trained[np.linspace(0, len(trained) - 1, min(_ROWS, len(trained))).astype(int)]
-        contact_sheet(data, some.tolist(), scale=scale).save(path)
+        contact_sheet(shown, some.tolist(), scale=scale).save(path)
         written[path] = f"images of {len(some)} of the {len(trained)} base classes"
     held, notes = shares_of_client_0(federated)
     figures = {

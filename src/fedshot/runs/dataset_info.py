@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NotRequired, TypeAlias
 
 import numpy as np
 import torch
@@ -47,6 +47,9 @@ class _InfoNote(TypedDict):
     dealt: Annotated[int, Field(ge=1, lt=10**8)]
     clients: Annotated[list[Whole], Field(min_length=1)]
     kind: Kind
+    original: NotRequired[
+        Annotated[list[Annotated[int, Field(ge=1, lt=2**24)]], Field(max_length=3)] | None
+    ]
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ class DatasetInfo:
         clients: ids of the clients that take part in training.
         words: the words of rows 2, 3, ... of `table`; empty for images.
         table: word vectors, float32 [V, d]; None for images.
+        original: shape of the images that `model.encoder` takes, () if it takes texts; None without
+            an encoder.
     """
 
     name: str
@@ -81,6 +86,7 @@ class DatasetInfo:
     clients: tuple[int, ...]
     words: tuple[str, ...] = field(default=(), repr=False)
     table: Tensor | None = field(default=None, repr=False, compare=False)
+    original: tuple[int, ...] | None = None
 
     @classmethod
     def of(
@@ -104,7 +110,9 @@ class DatasetInfo:
             len(rows.base),
             dealt,
             tuple(clients),
-            *((x.words, torch.tensor(x.table)) if isinstance(x, Tokens) else ()),
+            x.words if isinstance(x, Tokens) else (),
+            torch.tensor(x.table) if isinstance(x, Tokens) else None,
+            None if dataset.encoding is None else dataset.encoding.shape,
         )
 
     @property
@@ -114,10 +122,22 @@ class DatasetInfo:
 
     @property
     def kind(self) -> Kind:
-        """What the examples are."""
+        """What the model takes."""
         if self.is_text:
             return "text"
         return "features" if len(self.shape) == 1 else "images"
+
+    @property
+    def example_kind(self) -> Kind:
+        """What the examples are, before an encoder turns them into features."""
+        if self.original is None:
+            return self.kind
+        return "images" if self.original else "raw text"
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the examples are texts, before an encoder turns them into features."""
+        return self.example_kind in ("text", "raw text")
 
     def write(self, folder: Path) -> None:
         """Write the information into a run's folder.
@@ -129,6 +149,8 @@ class DatasetInfo:
             words = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             storage.write(folder / WORDS, {"table": self.table, "words": words}, sync=False)
         stored = {name: getattr(self, name) for name in _InfoNote.__annotations__}
+        if self.original is None:
+            del stored["original"]  # as in runs of versions without encoders
         data = json.dumps(stored, indent=1, sort_keys=True) + "\n"
         storage.write_bytes(folder / FILE, data.encode(), sync=False)
 

@@ -49,7 +49,7 @@ from fedshot.runs.recorder import Record, Recorder
 # Settings that may change on resuming, since they do not affect what a round computes.
 MAY_CHANGE = (
     "run.rounds", "run.quorum", "run.below_quorum", "run.checkpoint_every", "run.fleet",
-    "run.workers", "run.allocator",
+    "run.workers", "run.allocator", "model.encoder.cache",
 )  # fmt: skip
 
 # Names of partitions whose result changed before checkpoints recorded the partition's hash.

@@ -16,7 +16,8 @@ from fedshot.core.machine import cores
 from fedshot.core.seeds import Key
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.copies import Copies
-from fedshot.data.dataset import Ints
+from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.encoders.encoded import encoded
 from fedshot.data.episodes.episode import Tasks
 from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.episodes.spec import EpisodeSpec
@@ -32,6 +33,28 @@ from fedshot.runs.dataset_info import DatasetInfo
 
 _BIG = 4 * 10**11  # FLOPs from which a step uses all cores; it takes over a second on one core
 _SMALL = 3 * 10**8  # FLOPs below which Python's overhead dominates, so several workers do not help
+
+
+def read_data(config: Config, data_dir: str | None = None) -> tuple[Config, Dataset]:
+    """Return the dataset, with features if there is an encoder, and the hashes in the settings.
+
+    Raises:
+        DataError: the data are missing.
+        ConfigError: the encoder cannot be loaded, or does not fit the data.
+    """
+    options, folder = config.model.encoder, find_data_dir(data_dir)
+    dataset = config.data.load(folder) if options is None else config.data.load_raw(folder)
+    if isinstance(config.data, InMemory):  # its hash may be unknown until now
+        config = config.with_data(dataset)
+    if options is not None:
+        encoder = options.load(dataset.kind, config.run.device)
+        return config.with_encoder(encoder.options), encoded(dataset, encoder)
+    if dataset.kind == "raw text":
+        raise ConfigError(
+            f"{dataset.name} holds raw texts, which only model.encoder takes. Set model.encoder, "
+            "or read the texts with word vectors."
+        )
+    return config, dataset
 
 
 class FederatedDataset:
@@ -55,9 +78,8 @@ class FederatedDataset:
 
     def _load(self, config: Config, data_dir: str | None) -> None:
         """Load the dataset, split it and assign it to the clients."""
-        self.dataset = config.data.load(find_data_dir(data_dir))
-        if isinstance(config.data, InMemory):  # its hash may be unknown until now
-            self.config = config = config.with_data(self.dataset)
+        config, self.dataset = read_data(config, data_dir)
+        self.config = config
         # A random split is drawn from split.seed, or else from test.seed, so that all training
         # seeds share one test.
         test_key = Key(config.test.seed)

@@ -15,6 +15,7 @@ from fedshot.data.sources.publishers import LICENCES, NO_LICENCE, VECTORS
 from fedshot.runs.run_folder import RESULT
 from fedshot.runs.test_protocol import ResultJson, TestProtocol
 from fedshot.use.calibration import stored
+from fedshot.use.encoder import frozen_module
 from fedshot.use.trained import TrainedRun
 
 CARD = "Exported by fedshot"  # text that identifies the card of an earlier export
@@ -68,8 +69,8 @@ def card_text(
     lines = [
         f"# {code(settings['name'])}: an encoder for few-shot recognition",
         "",
-        f"Maps {'texts' if info.is_text else 'images'} to features that separate classes, given a "
-        f"few examples of each. {CARD} {__version__}; files: {', '.join(files)}.",
+        f"Maps {'texts' if info.reads_text else 'images'} to features that separate classes, given "
+        f"a few examples of each. {CARD} {__version__}; files: {', '.join(files)}.",
         *(f"\n**{mark}.**" for mark in protocol_of(run).marks),
         "",
         "## Data",
@@ -90,6 +91,7 @@ def card_text(
         + (f"; the encoder of client {client}" if client is not None else "")
         + ".",
         f"- Batch norm at test: {run.model.norm_policy}.",
+        *_encoder(settings["model"]),
         "",
         "## Accuracy",
         "",
@@ -105,6 +107,13 @@ def card_text(
         "",
     ]
     return "\n".join(lines)
+
+
+def _encoder(model: dict[str, Any]) -> list[str]:
+    if "encoder" not in model:
+        return []
+    options = {key: value for key, value in model["encoder"].items() if key != "cache"}
+    return [f"- Frozen encoder {_options(options)}; its features are the input."]
 
 
 def _parts(run: TrainedRun) -> list[str]:
@@ -172,6 +181,14 @@ def _use(run: TrainedRun, encoders: Sequence[str]) -> list[str]:
             "an unknown word, and for others the line number in words.txt plus 1 (the first line "
             "is word 2)"
         )
+    elif frozen_module(run) is not None:
+        shape = ", ".join(map(str, run.dataset_info.original or ()))
+        takes = (
+            f"uint8 [n, {shape}] (height, width, channels), {preprocessing(run)}; the frozen "
+            "encoder is in the program, and takes x / 255"
+        )
+    elif run.dataset_info.original is not None:
+        takes = f"float [n, {shape}], the features of the frozen encoder, which is not in the file"
     elif run.dataset_info.kind == "features":
         takes = f"float [n, {shape}], the features on which the run was trained"
     else:
@@ -180,6 +197,8 @@ def _use(run: TrainedRun, encoders: Sequence[str]) -> list[str]:
             f"scales pixels by (x / 255 - {model.pixel_mean:g}) / {model.pixel_std:g}"
         )
     where = "`body/...` are the weights and `stats/...` the statistics of batch norm by layer"
+    if frozen_module(run) is not None:
+        where += ", `encoder/...` the weights of the frozen encoder"
     lines = [
         f"- `{file}`: {where}; encoder.json describes the layers."
         if file == "encoder.safetensors"
@@ -204,7 +223,7 @@ _ASPECTS = {
 
 def preprocessing(run: TrainedRun) -> str:
     """Return a phrase that describes how image files are converted to pixels in the run."""
-    height, width, channels = run.model.shape
+    height, width, channels = run.dataset_info.original or run.model.shape
     pictures = Pictures.like(run.config.data, (height, width, channels))
     if pictures.ink:
         return "ink 255 on 0, averaged down from the drawing"

@@ -46,6 +46,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             calibration. None accepts every example.
         unknown_label: label of rejected examples.
         data_dir: folder of datasets, for runs that need their data (see `TrainedRun`).
+        encoder: the `torch.nn.Module` of `model.encoder`, for runs that got it in Python.
 
     Attributes:
         classes_: sorted labels, in the order of the columns of `predict_proba`.
@@ -62,6 +63,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         accept_unknown: float | None = None,
         unknown_label: Any = NONE,
         data_dir: str | None = None,
+        encoder: Any = None,
     ) -> None:
         self.run = run
         self.client = client
@@ -69,6 +71,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self.accept_unknown = accept_unknown
         self.unknown_label = unknown_label
         self.data_dir = data_dir
+        self.encoder = encoder
 
     @classmethod
     def from_run(cls, run: str | Path, **options: Any) -> FewShotClassifier:
@@ -242,8 +245,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             )
         self.classes_, self.support_ = classes, x
         self.support_codes_ = torch.from_numpy(codes.astype(np.int64))
-        if not run.dataset_info.is_text:
-            self.n_features_in_ = int(np.prod(run.dataset_info.shape))
+        info = run.dataset_info
+        if not info.reads_text:
+            self.n_features_in_ = int(np.prod(info.original or info.shape))
         self._fitted_with = self._settings()
         self.calibration_: Calibration | None = None
         if len(classes) < 2:
@@ -312,11 +316,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     @property
     def opened(self) -> TrainedRun:
-        """The opened run, reopened only if `run` or `data_dir` changes."""
-        asked = (str(self.run), self.data_dir)
+        """The opened run, reopened only if `run`, `data_dir` or `encoder` changes."""
+        asked = (str(self.run), self.data_dir, self.encoder)
         if getattr(self, "_asked", None) != asked:
-            self._run = TrainedRun(self.run, self.data_dir)
-            self._inputs = Inputs(self._run.dataset_info, self._run.config)
+            self._run = run = TrainedRun(self.run, self.data_dir, encoder=self.encoder)
+            self._inputs = Inputs(run.dataset_info, run.config, run.encode)
             self._asked = asked
         return self._run
 

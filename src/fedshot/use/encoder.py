@@ -7,6 +7,7 @@ traced. Recurrent networks run their cell word by word.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 
 import torch
@@ -16,6 +17,7 @@ from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
+from fedshot.data.encoders.module import ModuleEncoder, unit_range
 from fedshot.learners.learner import test_modes
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
@@ -112,6 +114,18 @@ class Encoder(nn.Module):
         return body, stats
 
 
+class ImageEncoder(Encoder):
+    """An encoder of images, uint8 [n, H, W, C], by a frozen module and the trained layers."""
+
+    def __init__(self, model: Model, body: Tree, stats: Tree, frozen: nn.Module) -> None:
+        super().__init__(model, body, stats)
+        self.frozen = frozen
+
+    def forward(self, examples: Tensor) -> Tensor:
+        """Return the features of images, float [n, d]."""
+        return super().forward(self.frozen(unit_range(examples)))
+
+
 class TaskEncoder(Encoder):
     """An encoder for the batch-norm policy "support".
 
@@ -125,8 +139,23 @@ class TaskEncoder(Encoder):
         return h, self._features(query, seen, then)[0]
 
 
-def encoder_module(model: Model, body: Tree, stats: Tree) -> Encoder:
-    """Return the encoder, in evaluation mode, for the model's batch-norm policy."""
+def frozen_module(run: TrainedRun) -> nn.Module | None:
+    """Return the run's frozen encoder, if it is a module of images, which can be traced."""
+    is_module = isinstance(run.config.model.encoder, ModuleEncoder)
+    if not is_module or run.dataset_info.example_kind != "images":
+        return None
+    return deepcopy(run.encoder.module).cpu()
+
+
+def encoder_module(
+    model: Model, body: Tree, stats: Tree, frozen: nn.Module | None = None
+) -> Encoder:  # fmt: skip
+    """Return the encoder, in evaluation mode, for the model's batch-norm policy.
+
+    `frozen` is a frozen encoder of images, whose features the model takes.
+    """
+    if frozen is not None:
+        return ImageEncoder(model, body, stats, frozen).eval()
     has_norm = len(model.backbone.norm_policies) > 1
     kind = TaskEncoder if model.by_support and has_norm else Encoder
     return kind(model, body, stats).eval()
@@ -150,13 +179,14 @@ def _put(module: nn.Module, name: str, of: Tree) -> dict[str, str]:
     return names
 
 
-def example(model: Model, n: int, seed: int = 0) -> Tensor:
-    """Return n random examples of the input shape of a model."""
+def example(model: Model, n: int, seed: int = 0, images: tuple[int, ...] | None = None) -> Tensor:
+    """Return n random examples of the input shape of a model, or images of the shape `images`."""
     random = torch.Generator().manual_seed(seed)
-    if model.kind == "features":
+    if images is None and model.kind == "features":
         return torch.randn(n, *model.shape, generator=random)
     if model.table is None:
-        return torch.randint(0, 256, (n, *model.shape), generator=random, dtype=torch.uint8)
+        shape = images or model.shape
+        return torch.randint(0, 256, (n, *shape), generator=random, dtype=torch.uint8)
     words = torch.randint(1, len(model.table), (n, model.shape[0]), generator=random)
     lengths = torch.randint(1, model.shape[0] + 1, (n, 1), generator=random)
     return torch.where(torch.arange(model.shape[0]) < lengths, words, 0).to(torch.int32)

@@ -33,7 +33,15 @@ from fedshot.core.errors import (
 from fedshot.core.extras import require
 from fedshot.learners.learner import test_modes
 from fedshot.use.card import CARD, card_text, preprocessing
-from fedshot.use.encoder import Encoder, TaskEncoder, encoder_module, encoder_of, example
+from fedshot.use.encoder import (
+    Encoder,
+    ImageEncoder,
+    TaskEncoder,
+    encoder_module,
+    encoder_of,
+    example,
+    frozen_module,
+)
 from fedshot.use.trained import TrainedRun
 
 Format = Literal["safetensors", "torch-export", "onnx"]
@@ -72,9 +80,11 @@ def export(
     folder = as_path("folder", folder)
     body, stats = encoder_of(run, client)
     weights = tree.digest({"body": body, "stats": stats})
+    if run.config.model.encoder is not None:
+        weights += f" {run.config.model.encoder.digest}"
     before = _earlier(folder, FILES[to], weights)
     licence = licence or before.get("licence")
-    module = encoder_module(run.model, body, stats)
+    module = encoder_module(run.model, body, stats, frozen_module(run))
     if to == "safetensors":
         data = _weights(run, module)
     else:
@@ -144,7 +154,11 @@ def _description(run: TrainedRun, module: Encoder) -> dict[str, Any]:
         "pixel_std": model.pixel_std,
         "shape": list(model.shape),
     }
-    if run.dataset_info.kind == "images":
+    if isinstance(module, ImageEncoder):
+        found |= {"kind": "images", "shape": list(run.dataset_info.original or ())}
+    if "encoder" in settings:
+        found["encoder"] = settings["encoder"]
+    if found["kind"] == "images":
         found["pixels"] = preprocessing(run)
     return found
 
@@ -154,6 +168,8 @@ def _weights(run: TrainedRun, module: Encoder) -> bytes:
     flat = {**dict(tree.items(body, "body")), **dict(tree.items(stats, "stats"))}
     if run.model.table is not None:
         flat["table"] = run.model.table
+    if isinstance(module, ImageEncoder):
+        flat |= {f"encoder/{name}": leaf for name, leaf in module.frozen.state_dict().items()}
     return save({name: leaf.contiguous().clone() for name, leaf in flat.items()})
 
 
@@ -162,8 +178,11 @@ def _checked(
 ) -> bytes:
     """Return the bytes of the exported program. Raises DataError if its features are wrong."""
     n_inputs = 2 if isinstance(module, TaskEncoder) else 1
-    traced = (example(run.model, 3), example(run.model, 4, 1))[:n_inputs]
-    inputs = (example(run.model, 5, 2), example(run.model, 7, 3))[:n_inputs]
+    images = run.dataset_info.original if isinstance(module, ImageEncoder) else None
+    traced, inputs = (
+        tuple(example(run.model, n, seed, images) for n, seed in sizes[:n_inputs])
+        for sizes in (((3, 0), (4, 1)), ((5, 2), (7, 3)))
+    )
     with torch.no_grad():
         data, program = make(module, traced)
         wanted, found = _own_features(run, module, inputs), program(inputs)
@@ -184,6 +203,9 @@ def _own_features(
     model = replace(run.model, bf16=False)
     body, stats = module._read()
     first, then = test_modes(model)
+    if isinstance(module, ImageEncoder):
+        encoder, images = run.encoder, inputs[0].numpy()
+        inputs = (torch.from_numpy(encoder.forward(encoder.prepare(images), len(images))),)
     if len(inputs) == 1:
         return (model.features({"body": body}, stats, inputs[0], then)[0],)
     support, stats = model.features({"body": body}, {}, inputs[0], first)

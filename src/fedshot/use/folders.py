@@ -64,14 +64,13 @@ class Support:
 
     paths: tuple[Path, ...]
     labels: tuple[str, ...]
-    x: Tensor
     texts: tuple[str, ...]
 
 
 class _Example(NamedTuple):
     path: Path
     name: str
-    x: Tensor
+    x: Tensor | str
     text: str = ""
     label: str = ""
 
@@ -92,9 +91,14 @@ def fit_folder(
     else:
         found = _by_class(folder, inputs, is_text, skipped)
     paths, _, rows, texts, labels = zip(*found, strict=True)
-    x = padded(rows)
-    classifier.fit(x, list(labels))
-    return Support(paths, labels, x, texts), skipped
+    classifier.fit(_examples(rows), list(labels))
+    return Support(paths, labels, texts), skipped
+
+
+def _examples(rows: Sequence[Tensor | str]) -> Tensor | list[str]:
+    """Return examples as a classifier takes them; raw texts are a list."""
+    tensors = [row for row in rows if isinstance(row, Tensor)]
+    return padded(tensors) if tensors else [row for row in rows if isinstance(row, str)]
 
 
 def _by_class(
@@ -167,7 +171,7 @@ def predict_files(
 def _predicted(
     classifier: FewShotClassifier, block: Sequence[_Example]
 ) -> Iterator[FilePrediction]:
-    logits = classifier.logits(padded([one.x for one in block]))
+    logits = classifier.logits(_examples([one.x for one in block]))
     p, accepted = classifier.probabilities(logits), classifier.accepted(logits)
     names = [str(name) for name in classifier.classes_.tolist()]
     for one, row, known in zip(block, p.tolist(), accepted.tolist(), strict=True):

@@ -5,7 +5,7 @@ Invalid examples raise InputError, which is a ValueError, as scikit-learn expect
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ from torch import Tensor
 
 from fedshot.config.load import Config
 from fedshot.core.errors import DataError, InputError
-from fedshot.data.example_inputs import Pictures, Sentences
+from fedshot.data.dataset import Features
+from fedshot.data.encoders.frozen import Block
+from fedshot.data.example_inputs import Pictures, Sentences, read_raw, read_text
 from fedshot.data.tokens import FIRST_WORD, PADDING
 from fedshot.runs.dataset_info import DatasetInfo
 
@@ -32,13 +34,17 @@ class Inputs:
     Args:
         info: information about the dataset.
         config: configuration of the run.
+        encode: computes features of images or raw texts, if the run has a frozen encoder.
     """
 
-    def __init__(self, info: DatasetInfo, config: Config) -> None:
-        self._info = info
+    def __init__(
+        self, info: DatasetInfo, config: Config, encode: Callable[[Block], Features]
+    ) -> None:
+        self._info, self._encode = info, encode
+        self._source = config.data
         self._pictures = None
-        if info.kind == "images":
-            self._pictures = Pictures.like(config.data, info.shape)
+        if info.example_kind == "images":
+            self._pictures = Pictures.like(config.data, info.original or info.shape)
         self._sentences = None
         if info.is_text:
             rows = {word: row for row, word in enumerate(info.words, start=FIRST_WORD)}
@@ -54,6 +60,8 @@ class Inputs:
         """
         x = array_of(x, "the examples") if isinstance(x, Tensor) else _listed(x)
         try:
+            if self._info.original is not None:
+                return self._encoded(x)
             if self._info.kind == "features":
                 return self._features(x)
             return self._texts(x) if self._pictures is None else self._images(x, self._pictures)
@@ -62,9 +70,14 @@ class Inputs:
         except DataError as error:
             raise InputError(str(error)) from error
 
-    def one(self, path: Path) -> Tensor:
-        """Return the example in a file. Raises DataError, which names the file, if unreadable."""
-        if self._info.kind == "features":
+    def one(self, path: Path) -> Tensor | str:
+        """Return the example in a file, as `__call__` takes it in a list.
+
+        Raises DataError, which names the file, if it is unreadable.
+        """
+        if self._info.example_kind == "raw text":
+            return read_raw(read_text(path), path, self._source)
+        if self._info.example_kind == "features":
             raise DataError(
                 f"{path}: this run was trained on features, which have no files of their own. Pass "
                 "them to FewShotClassifier in Python, as an array [n, d]."
@@ -74,10 +87,32 @@ class Inputs:
         assert self._sentences is not None
         return torch.from_numpy(self._sentences.read(path, path))
 
-    def text(self, text: str, name: object) -> Tensor:
-        """Return a text as an example. Raises DataError with its `name` if no word has a vector."""
+    def text(self, text: str, name: object) -> Tensor | str:
+        """Return a text as an example. Raises DataError with its `name` if no word is known."""
+        if self._info.example_kind == "raw text":
+            return read_raw(text, name, self._source)
         assert self._sentences is not None
         return torch.from_numpy(self._sentences.read(text, name))
+
+    def _encoded(self, x: Any) -> Tensor:
+        """Return the features of images or texts, float32 [n, d]."""
+        if self._pictures is not None:
+            examples: Any = self._images(x, self._pictures).numpy()
+        else:
+            _check_texts(x)
+            examples = tuple(
+                read_raw(read_text(one) if isinstance(one, Path) else one, i, self._source)
+                for i, one in enumerate(x)
+            )
+        if len(examples) == 0:
+            return torch.empty((0, *self._info.shape))
+        found = self._encode(examples)
+        bad = np.flatnonzero(~np.isfinite(found).all(axis=1))
+        if len(bad):
+            raise InputError(
+                f"model.encoder gives NaN or infinity for example {bad[0]}. Remove it."
+            )
+        return torch.from_numpy(found)
 
     def _features(self, x: Any) -> Tensor:
         d = self._info.shape[0]
@@ -148,11 +183,7 @@ class Inputs:
         assert self._sentences is not None
         if isinstance(x, np.ndarray) and x.ndim == 2 and x.dtype.kind in "iu":
             return self._rows(x)
-        if not (_is_list(x) or (isinstance(x, np.ndarray) and x.ndim)):
-            raise InputError(
-                f"the texts are {_kind(x)}; expected a list of strings, of paths of text files "
-                f"(pathlib.Path), or of lists of words.{_column(x)}"
-            )
+        _check_texts(x)
         rows = []
         for i, one in enumerate(x):
             words = _is_list(one) and all(isinstance(word, str) for word in one)
@@ -183,6 +214,15 @@ class Inputs:
                 "Remove it."
             )
         return torch.from_numpy(np.array(x, dtype=np.int32, order="C"))
+
+
+def _check_texts(x: Any) -> None:
+    """Raise InputError unless x is a list or an array."""
+    if not (_is_list(x) or (isinstance(x, np.ndarray) and x.ndim)):
+        raise InputError(
+            f"the texts are {_kind(x)}; expected a list of strings, of paths of text files "
+            f"(pathlib.Path), or of lists of words.{_column(x)}"
+        )
 
 
 def padded(rows: Sequence[Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,10 @@ from fedshot.core.devices import CPU
 from fedshot.core.errors import CheckpointError, ConfigError, DataError, as_path
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
+from fedshot.data.dataset import Features
+from fedshot.data.encoders.encoded import features_of
+from fedshot.data.encoders.frozen import Block, LoadedEncoder
+from fedshot.data.encoders.module import held
 from fedshot.data.episodes.episode import ClientData
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
@@ -43,15 +48,20 @@ class TrainedRun:
         folder: the run's folder.
         data_dir: folder of datasets, for methods whose predictions need the clients' data, and for
             runs of older versions, which stored no dataset info.
+        encoder: the module of `model.encoder`, if the run got it in Python.
 
     Raises:
         CheckpointError: the folder has no run or no checkpoint yet, or a file is damaged.
         DataError: the run is of an older version, and its data are missing.
     """
 
-    def __init__(self, folder: Path | str, data_dir: str | None = None) -> None:
+    def __init__(
+        self, folder: Path | str, data_dir: str | None = None, *, encoder: Any = None
+    ) -> None:
         self.folder, self._data_dir = as_path("folder", folder), data_dir
         self.config = run_folder.configuration(self.folder, any_device=True)
+        if encoder is not None:
+            self.config = self.config.with_encoder(held(self.config.model.encoder, encoder))
         self.checkpoints = run_folder.checkpoints(self.folder)
         rounds = self.checkpoints.rounds()
         if not rounds:
@@ -162,6 +172,22 @@ class TrainedRun:
         with self._lock, self.config.run.arithmetic():
             server = tree.to(self.server, self.config.run.devices[0])
             return self.method.evaluate(server, clients, eval_episodes, key)
+
+    @cached_property
+    def encoder(self) -> LoadedEncoder:
+        """The frozen encoder of `model.encoder`.
+
+        Raises ConfigError if the run has none, or if it cannot be loaded or is another one.
+        """
+        options = self.config.model.encoder
+        if options is None:
+            raise ConfigError(f"{self.folder} was trained without model.encoder.")
+        return options.load(self.dataset_info.example_kind, self.config.run.device)
+
+    def encode(self, examples: Block) -> Features:
+        """Return the features, float32 [n, d], of images or raw texts."""
+        with self._lock:
+            return np.concatenate(list(features_of(examples, self.encoder)))
 
     @cached_property
     def federated(self) -> FederatedDataset:

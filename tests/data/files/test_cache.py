@@ -296,7 +296,7 @@ def test_a_file_that_changes_while_it_is_decoded_is_no_entry(
     tmp_path, folder, monkeypatch, writable
 ):
     source = old(tmp_path / "x.zip", b"one")
-    monkeypatch.setattr(cache, "_writable", lambda _: writable)
+    monkeypatch.setattr(cache, "writable", lambda *_: writable)
 
     def build(put):
         old(source, b"two", 1_000_000_001)

@@ -255,7 +255,7 @@ def examples(dataset: Dataset, rows: Ints) -> Tensor:
     if dataset.resident is not None:
         return dataset.resident[torch.from_numpy(rows).to(dataset.resident.device)]
     # `take` reads only these rows of a memory map, and makes a copy that torch may own.
-    return torch.from_numpy(np.asarray(np.take(dataset.x, rows, axis=0)))
+    return torch.from_numpy(np.asarray(np.take(dataset.array, rows, axis=0)))
 
 
 def _gather_all(dataset: Dataset, drawn: Sequence[SampledRows]) -> list[Episode]:

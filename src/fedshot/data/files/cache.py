@@ -11,7 +11,7 @@ The key of an entry is a hash of the dataset's name, the contents of the source 
 options, and VERSION, a number that grows when the code reads the same files differently. Contents
 are hashed once, and again only if a file's size or time stamps change. Entries whose sources have
 changed are kept, since other copies of those sources may be in use; to free the space, remove the
-cache folder.
+cache folder. `encoded_cache.py` keeps the features of encoders beside the images.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from fedshot.data.dataset import Dataset, Ints, Pixels
 from fedshot.data.files.fingerprints import Fingerprints
 
 VERSION = 1  # increase when a loader or Dataset.digest gives other results for the same files
+T = TypeVar("T")
 _LOCK, _PARTIAL = ".lock", ".partial"  # suffixes of names in the folder
 _SPOTS, _SPOT = 64, 4096  # number of samples of the file hashed on every load; bytes of each
 
@@ -84,38 +85,53 @@ def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build
                 )
         return labels
 
-    if _writable(folder):
+    if writable(folder, "images are decoded into memory"):
         return load_or_build(name, key, steady, folder)
     return _in_memory(name, steady)
 
 
 def load_or_build(name: str, key: str, build: Build, folder: Path) -> Dataset:
     """Return the entry with that name and key; build it if it is absent or damaged."""
-    entry = _entry(folder, name, key)
+    return read_or_write(
+        _entry(folder, name, key),
+        lambda entry: _read(name, key, entry),
+        lambda partial: _write(name, key, build, partial),
+    )
+
+
+def read_or_write(
+    entry: Path, read: Callable[[Path], T | None], write: Callable[[Path], None]
+) -> T:  # fmt: skip
+    """Return what `read` gives for the folder `entry`; if that is None, let `write` make it first.
+
+    `write` fills a partial folder, which then replaces the entry. Raises DataError if the folder
+    cannot be written.
+    """
+    folder = entry.parent
     try:
         with locked(folder / f"{entry.name}{_LOCK}") as alone:
             # Another process may have built the entry while this one waited for the lock.
-            if (found := _read(name, key, entry)) is not None:
+            if (found := read(entry)) is not None:
                 return found
             if alone:
                 shutil.rmtree(entry, ignore_errors=True)
                 _remove_partial(folder, entry.name)
-            _build(name, key, build, entry)
+            _build(entry, write)
     except OSError as error:
         raise DataError(
             f"cache folder {folder}: {error}. Free some space, or set $FEDSHOT_CACHE to "
             "another folder with enough space."
         ) from error
-    if (found := _read(name, key, entry)) is None:
+    if (found := read(entry)) is None:
         raise DataError(f"cache entry {entry} was damaged while it was written. Check the disk.")
     return found
 
 
-def _build(name: str, key: str, build: Build, entry: Path) -> None:
+def _build(entry: Path, write: Callable[[Path], None]) -> None:
     partial = entry.with_name(f"{entry.name}.{_unique()}{_PARTIAL}")
     try:
         partial.mkdir()
-        _write(name, key, build, partial)
+        write(partial)
         if not entry.exists():  # without locks, another process may have built it first
             partial.rename(entry)
         storage.flush(entry.parent)
@@ -151,13 +167,7 @@ def _write(name: str, key: str, build: Build, folder: Path) -> None:
     images = folder / "images.npy"
 
     def put(shape: tuple[int, int, int, int], blocks: Iterable[Pixels]) -> None:
-        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-        with images.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            for block in blocks:
-                file.write(np.ascontiguousarray(block).data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_blocks(images, np.dtype(np.uint8), shape, blocks)
 
     labels = build(put)
     np.save(folder / "labels.npy", labels.y, allow_pickle=False)
@@ -167,11 +177,25 @@ def _write(name: str, key: str, build: Build, folder: Path) -> None:
         "class_names": labels.class_names,
         "standard": labels.standard and asdict(labels.standard),
         "digest": Dataset(name, np.asarray(x), labels.y, labels.class_names).digest,
-        "images": _spots(images),
+        "images": spots(images),
         "labels": hashlib.sha256((folder / "labels.npy").read_bytes()).hexdigest(),
     }
     text = json.dumps({"about": about, "sha256": _sha(about)})
     storage.write_bytes(folder / "about.json", text.encode(), sync=True)
+
+
+def write_blocks(
+    path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], blocks: Iterable[np.ndarray[Any, Any]]
+) -> None:
+    """Write an array as .npy, in blocks of its rows."""
+    descr = np.lib.format.dtype_to_descr(dtype)
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for block in blocks:
+            file.write(np.ascontiguousarray(block).data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _read(name: str, key: str, entry: Path) -> Dataset | None:
@@ -179,7 +203,7 @@ def _read(name: str, key: str, entry: Path) -> Dataset | None:
     try:
         stored = json.loads((entry / "about.json").read_bytes())
         about, (images, labels) = stored["about"], (entry / "images.npy", entry / "labels.npy")
-        hashes = (_sha(about), key, hashlib.sha256(labels.read_bytes()).hexdigest(), _spots(images))
+        hashes = (_sha(about), key, hashlib.sha256(labels.read_bytes()).hexdigest(), spots(images))
         if hashes != (stored["sha256"], about["key"], about["labels"], about["images"]):
             return None
         x = np.load(images, mmap_mode="r", allow_pickle=False)
@@ -193,7 +217,7 @@ def _read(name: str, key: str, entry: Path) -> Dataset | None:
         return None
 
 
-def _spots(path: Path) -> str:
+def spots(path: Path) -> str:
     """Return a hash of the file's size and of samples from its beginning to its end."""
     sha = hashlib.sha256()
     with path.open("rb") as file:
@@ -209,7 +233,8 @@ def _sha(about: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
-def _writable(folder: Path) -> bool:
+def writable(folder: Path, otherwise: str) -> bool:
+    """Whether the cache folder can be written; else tell the user what happens `otherwise`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f"probe-{_unique()}"
@@ -217,8 +242,8 @@ def _writable(folder: Path) -> bool:
         probe.unlink()
     except OSError as error:
         print(
-            f"fedshot: cache folder {folder} cannot be written ({error.strerror}); images are "
-            "decoded into memory in every run. Set $FEDSHOT_CACHE to a writable folder.",
+            f"fedshot: cache folder {folder} cannot be written ({error.strerror}); "
+            f"{otherwise} in every run. Set $FEDSHOT_CACHE to a writable folder.",
             file=sys.stderr,
         )
         return False

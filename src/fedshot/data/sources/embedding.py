@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 import numpy as np
 
 from fedshot.core.errors import DataError, check_word
+from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.glove import Unknown, digest, find_vectors, load_vectors
 from fedshot.data.tokens import FIRST_WORD, UNKNOWN, Numbers, Tokens
 
@@ -76,6 +77,17 @@ class TextOptions:
         dropped = int((~candidates & (place < self.cut)).sum())
         offsets = np.concatenate([[0], np.cumsum(kept)])[offsets]
         return Tokens(ids[kept], offsets, table, self.cut, tuple(found), dropped), labels
+
+
+def raw_texts(rows: Iterable[tuple[T, str]], name: object) -> tuple[RawTexts, list[T]]:
+    """Return texts as they are, and their labels; `name` is that of the data in errors."""
+    labels, texts = [], []
+    for label, text in rows:
+        labels.append(label)
+        texts.append(text)
+    if not labels:
+        raise DataError(f"{name} holds no texts; expected at least one")
+    return RawTexts(tuple(texts)), labels
 
 
 def reading_digest(options: TextOptions, data_dir: Path | None) -> str:

@@ -15,7 +15,8 @@ from fedshot.core.extras import require
 from fedshot.core.text import spelling
 from fedshot.data.dataset import Dataset, Pixels
 from fedshot.data.files.images import Aspect, check_channels, check_side, decode
-from fedshot.data.sources.embedding import TextOptions
+from fedshot.data.raw_texts import RawTexts
+from fedshot.data.sources.embedding import TextOptions, raw_texts
 from fedshot.data.sources.missing import is_missing
 from fedshot.data.sources.source import Source
 from fedshot.data.sources.texts import labelled
@@ -61,6 +62,13 @@ class HF(TextOptions, Source):
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Download the split, unless it is cached, and read it into memory."""
+        return self._load(data_dir, raw=False)
+
+    def load_raw(self, data_dir: Path | None) -> Dataset:
+        """Read the split; texts stay as they are."""
+        return self._load(data_dir, raw=True)
+
+    def _load(self, data_dir: Path | None, *, raw: bool) -> Dataset:
         table = self._table()
         labels = self._names(table, self.label, "class")
         feature = table.features[self.label]
@@ -70,11 +78,14 @@ class HF(TextOptions, Source):
         if self.user is not None:
             names = Numbers()
             users = [names[spelling(str(user))] for user in self._names(table, self.user, "user")]
-        x: Pixels | Tokens
+        x: Pixels | Tokens | RawTexts
         if self.image is not None:
             x = self._images(table, self.image)
+        elif raw:
+            x, _ = raw_texts(self._texts(table, str(self.text)), self.path)
         else:
-            x, _ = self.embed(enumerate(self._texts(table, str(self.text))), data_dir, self.path)
+            rows = ((i, tokenize(text)) for i, text in self._texts(table, str(self.text)))
+            x, _ = self.embed(rows, data_dir, self.path)
         stem = self.path.rstrip("/").rpartition("/")[2]
         return labelled(stem, x, [str(c) for c in labels], users)
 
@@ -117,11 +128,11 @@ class HF(TextOptions, Source):
             )
         return name
 
-    def _texts(self, table: Any, name: str) -> Iterator[list[str]]:
+    def _texts(self, table: Any, name: str) -> Iterator[tuple[int, str]]:
         for i, text in enumerate(table[self._check(table, name)]):
             if not isinstance(text, str):
                 raise DataError(f"{self.path}, row {i}: {name!r} is not text")
-            yield tokenize(text)
+            yield i, text
 
     def _images(self, table: Any, name: str) -> Pixels:
         datasets = importlib.import_module("datasets")

@@ -36,10 +36,18 @@ class InMemory(Source):
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Return the dataset. Raises DataError in a process that it was not passed to."""
+        return self._load(data_dir, raw=False)
+
+    def load_raw(self, data_dir: Path | None) -> Dataset:
+        """Return the dataset as `load` does; texts of a custom source stay as they are."""
+        return self._load(data_dir, raw=True)
+
+    def _load(self, data_dir: Path | None, *, raw: bool) -> Dataset:
         if isinstance(self.held, Dataset):
             return self.held
         if self.held is not None:
-            loaded: Dataset = self.held.load(data_dir)
+            read = self.held.load_raw if raw else self.held.load
+            loaded: Dataset = read(data_dir)
             return replace(loaded, standard=self.held.split(loaded))
         known = f", SHA-256 {self.digest}" if self.digest else ""
         raise DataError(

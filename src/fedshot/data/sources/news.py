@@ -8,7 +8,7 @@ base classes, comp validation classes, the others novel.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,9 +19,11 @@ from fedshot.core.errors import DataError, check_word, nearest
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, check_classes
 from fedshot.data.files.tars import opened_tar
-from fedshot.data.sources.embedding import TextOptions
+from fedshot.data.raw_texts import RawTexts
+from fedshot.data.sources.embedding import TextOptions, raw_texts
 from fedshot.data.sources.source import Source, dataset_folder
 from fedshot.data.sources.tokenizer import tokenize
+from fedshot.data.tokens import Tokens
 
 _FILE = "20news-bydate.tar.gz"
 _MEMBER = re.compile(r"(?:\./)?20news-bydate-(train|test)/([^/]+)/(\d{1,9})")
@@ -33,6 +35,7 @@ _VALIDATION = ["comp.graphics", "comp.os.ms-windows.misc", "comp.sys.ibm.pc.hard
 _NOVEL = ["alt.atheism", "misc.forsale", "soc.religion.christian", "talk.politics.guns",
           "talk.politics.mideast", "talk.politics.misc", "talk.religion.misc"]  # fmt: skip
 GROUPS = tuple(sorted(_BASE + _VALIDATION + _NOVEL))
+_NUMBERS = {group: c for c, group in enumerate(GROUPS)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +60,24 @@ class News20(TextOptions, Source):
     def load(self, data_dir: Path | None) -> Dataset:
         """Read and tokenise all messages, sorted by half, group and number."""
         path = dataset_folder(data_dir, "news20", _FILE) / _FILE
-        numbers = {group: c for c, group in enumerate(GROUPS)}
+        rows = ((label, tokenize(text)) for label, text in self._rows(path))
+        return _dataset(path, *self.embed(rows, data_dir, path))
 
-        def rows() -> Iterator[tuple[int, list[str]]]:
-            for group, text in messages(path):
-                yield numbers[group], tokenize(readable_part(text, self.headers))
+    def load_raw(self, data_dir: Path | None) -> Dataset:
+        """Read all messages as they are, in the same order."""
+        path = dataset_folder(data_dir, "news20", _FILE) / _FILE
+        return _dataset(path, *raw_texts(self._rows(path), path))
 
-        x, labels = self.embed(rows(), data_dir, path)
-        y = np.array(labels, dtype=np.int64)
-        check_classes(path, "messages", y, GROUPS, "Fetch the file again.")
-        parts = (tuple(numbers[g] for g in part) for part in (_BASE, _VALIDATION, _NOVEL))
-        return Dataset("news20", x, y, GROUPS, standard=ClassSplit(*parts))
+    def _rows(self, path: Path) -> Iterator[tuple[int, str]]:
+        for group, text in messages(path):
+            yield _NUMBERS[group], readable_part(text, self.headers)
+
+
+def _dataset(path: Path, x: Tokens | RawTexts, labels: Sequence[int]) -> Dataset:
+    y = np.array(labels, dtype=np.int64)
+    check_classes(path, "messages", y, GROUPS, "Fetch the file again.")
+    parts = (tuple(_NUMBERS[g] for g in part) for part in (_BASE, _VALIDATION, _NOVEL))
+    return Dataset("news20", x, y, GROUPS, standard=ClassSplit(*parts))
 
 
 def readable_part(message: str, headers: Literal["subject", "none", "all"]) -> str:

@@ -22,7 +22,8 @@ from fedshot.core.errors import DataError
 from fedshot.core.regular_files import read_regular
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints, check_classes
-from fedshot.data.sources.embedding import Keep, TextOptions
+from fedshot.data.raw_texts import RawTexts
+from fedshot.data.sources.embedding import Keep, TextOptions, raw_texts
 from fedshot.data.sources.source import Source, dataset_folder
 from fedshot.data.sources.texts import csv_rows, readable, unique_keys
 from fedshot.data.sources.tokenizer import tokenize
@@ -64,15 +65,26 @@ class Sent140(TextOptions, Source):
     def load(self, data_dir: Path | None) -> Dataset:
         """Read the tweets; users are numbered in the order of their first tweets."""
         path = self._path(data_dir)
-        handles = Numbers()
-        rows = (
-            ((label, handles[user]), tokenize(html.unescape(text)))
-            for user, label, text in tweets(path)
-        )
+        rows = ((pair, tokenize(text)) for pair, text in _rows(path))
         x, pairs = self.embed(rows, data_dir, path)
+        kept, y, users = self._kept(path, x.lengths(np.arange(len(x))) > 0, pairs)
+        return Dataset("sent140", x.only(kept), y, _CLASSES, users)
+
+    def load_raw(self, data_dir: Path | None) -> Dataset:
+        """Read the tweets as they are, without those that have no word."""
+        path = self._path(data_dir)
+        x, pairs = raw_texts(_rows(path), path)
+        kept, y, users = self._kept(path, np.array([bool(tokenize(t)) for t in x.texts]), pairs)
+        return Dataset(
+            "sent140", RawTexts(tuple(x.texts[i] for i in kept)), y, _CLASSES, users
+        )  # fmt: skip
+
+    def _kept(
+        self, path: Path, not_empty: npt.NDArray[np.bool_], pairs: list[tuple[int, int]]
+    ) -> tuple[Ints, Ints, Ints]:
+        """Return (rows of the tweets to keep, their classes, their users from 0 on)."""
         labels, user_of = np.array(pairs, dtype=np.int64).T
-        not_empty = x.lengths(np.arange(len(x))) > 0
-        n_tweets = np.bincount(user_of[not_empty], minlength=len(handles))
+        n_tweets = np.bincount(user_of[not_empty], minlength=user_of.max() + 1)
         kept = np.flatnonzero(not_empty & self._chosen(n_tweets)[user_of])
         if len(kept) == 0:
             raise DataError(
@@ -82,7 +94,7 @@ class Sent140(TextOptions, Source):
         y = labels[kept]
         check_classes(path, "tweets", y, _CLASSES, "Lower `min_tweets`, or fetch the file again.")
         users = np.unique(user_of[kept], return_inverse=True)[1].reshape(-1).astype(np.int64)
-        return Dataset("sent140", x.only(kept), y, _CLASSES, users)
+        return kept, y, users
 
     def _chosen(self, n_tweets: Ints) -> npt.NDArray[np.bool_]:
         """Return, for each user, whether the user is used, given each user's number of tweets."""
@@ -129,6 +141,13 @@ def split_users(
             )
     train, validation, test = (np.flatnonzero(np.isin(dataset.users, part)) for part in parts)
     return train, validation, test
+
+
+def _rows(path: Path) -> Iterator[tuple[tuple[int, int], str]]:
+    """Yield ((class, user), text) of each tweet; users are numbered as they first occur."""
+    handles = Numbers()
+    for user, label, text in tweets(path):
+        yield (label, handles[user]), html.unescape(text)
 
 
 def tweets(path: Path) -> Iterator[tuple[str, int, str]]:

@@ -24,6 +24,10 @@ class Source(Protocol):
     def load(self, data_dir: Path | None) -> Dataset:
         """Read the data; `data_dir` is the folder of downloaded datasets."""
 
+    def load_raw(self, data_dir: Path | None) -> Dataset:
+        """Read the data for an encoder: texts stay as they are, and need no word vectors."""
+        return self.load(data_dir)
+
     def split(self, dataset: Dataset) -> ClassSplit | None:
         """Return the standard class split of a loaded dataset, or None if it has none."""
         return dataset.standard

@@ -18,7 +18,8 @@ from fedshot.core.errors import DataError
 from fedshot.core.regular_files import open_regular, read_regular
 from fedshot.core.text import spelling
 from fedshot.data.dataset import Dataset, Pixels, first_twice
-from fedshot.data.sources.embedding import TextOptions
+from fedshot.data.raw_texts import RawTexts
+from fedshot.data.sources.embedding import TextOptions, raw_texts
 from fedshot.data.sources.source import Source
 from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import Numbers, Tokens
@@ -52,24 +53,35 @@ class Texts(TextOptions, Source):
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read, tokenise and number the texts; rows stay in the order of the file."""
-        path = Path(self.path).expanduser()
+        rows = ((pair, tokenize(text)) for pair, text in self._rows())
+        return self._dataset(*self.embed(rows, data_dir, self._path))
+
+    def load_raw(self, data_dir: Path | None) -> Dataset:
+        """Read the texts as they are."""
+        del data_dir
+        return self._dataset(*raw_texts(self._rows(), self._path))
+
+    @property
+    def _path(self) -> Path:
+        return Path(self.path).expanduser()
+
+    def _rows(self) -> Iterator[tuple[tuple[str, int], str]]:
+        """Yield ((class, user), text) of each row."""
         names = Numbers()
+        columns = [self.text, self.label, *([] if self.user is None else [self.user])]
+        for where, row in table_rows(self._path, columns):
+            label, user = label_of(where, row, self.label), 0
+            if self.user is not None:
+                user = names[spelling(label_of(where, row, self.user))]
+            yield (label, user), text_of(where, row, self.text)
 
-        def rows() -> Iterator[tuple[tuple[str, int], list[str]]]:
-            columns = [self.text, self.label, *([] if self.user is None else [self.user])]
-            for where, row in table_rows(path, columns):
-                label, user = label_of(where, row, self.label), 0
-                if self.user is not None:
-                    user = names[spelling(label_of(where, row, self.user))]
-                yield (label, user), tokenize(text_of(where, row, self.text))
-
-        tokens, pairs = self.embed(rows(), data_dir, path)
+    def _dataset(self, x: Tokens | RawTexts, pairs: Sequence[tuple[str, int]]) -> Dataset:
         users = None if self.user is None else [user for _, user in pairs]
-        return labelled(path.stem, tokens, [label for label, _ in pairs], users)
+        return labelled(self._path.stem, x, [label for label, _ in pairs], users)
 
 
 def labelled(
-    name: str, x: Pixels | Tokens, labels: Sequence[str], users: Sequence[int] | None
+    name: str, x: Pixels | Tokens | RawTexts, labels: Sequence[str], users: Sequence[int] | None
 ) -> Dataset:
     """Return a dataset whose classes are the distinct labels, sorted.
 

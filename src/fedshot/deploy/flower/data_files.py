@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import torch
 from fedshot.config.load import Config
 from fedshot.core import storage
 from fedshot.core.errors import ConfigError, DataError
-from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.dataset import Dataset, Encoding, Ints
 from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.partitions.partition import ClientSplit, Partition
 from fedshot.data.partitions.redealt import Pool
@@ -62,6 +62,8 @@ def kind_of(dataset: Dataset) -> dict[str, Any]:
         "class_names": list(dataset.class_names),
         "shape": list(dataset.shape),
     }
+    if dataset.encoding is not None:
+        found |= {"encoder": dataset.encoding.encoder, "original": list(dataset.encoding.shape)}
     return found | ({"cut": dataset.x.cut} if isinstance(dataset.x, Tokens) else {})
 
 
@@ -121,7 +123,7 @@ def samples_of(dataset: Dataset, rows: Ints) -> dict[str, Any]:
     if isinstance(dataset.x, Tokens):
         texts = dataset.x.only(rows).alone()
         return {"ids": texts.ids, "offsets": texts.offsets, "table": texts.table, "y": y}
-    return {"x": np.ascontiguousarray(dataset.x[rows]), "y": y}
+    return {"x": np.ascontiguousarray(dataset.array[rows]), "y": y}
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ def read_shards(folder: Path, clients: Sequence[int] | None = None) -> NodeData:
     read = [storage.read(path_of(folder, client)) for client in wanted]
     notes: dict[str, Any] = read[0][1]
     for client, (_, other, _) in zip(wanted, read, strict=True):
-        differing = [name for name in ("class_names", "shape", "deal", "cut", "words")
+        differing = [name for name in ("class_names", "shape", "deal", "cut", "words", "encoder")
                      if other.get(name) != notes.get(name)]  # fmt: skip
         if differing:
             raise DataError(
@@ -275,7 +277,6 @@ class ServerTestRun(PreparedRun):
     """
 
     def _load(self, config: Config, data_dir: str | None) -> None:
-        del config
         path = Path(data_dir or ".") / _FILE
         if not path.is_file():
             raise DataError(f"{path} does not exist. `fedshot flower deal` writes it, or `pack`.")
@@ -293,7 +294,8 @@ class ServerTestRun(PreparedRun):
                 "`pack`."
             ) from None
         self.split, self.own_tests = None, False
-        agreed = ("name", "class_names", "shape", "dataset", "deal", "words")
+        self.config = _with_encoder(config, notes.get("encoder"), path)
+        agreed = ("name", "class_names", "shape", "dataset", "deal", "words", "encoder", "original")
         self.notes = {name: notes[name] for name in agreed if name in notes}
         self.clients = [c for c in range(len(self.client_split.train)) if c not in self.left_out]
 
@@ -306,6 +308,24 @@ class ServerTestRun(PreparedRun):
     def base_classes(self) -> tuple[int, ...]:
         """Numbers of the classes that the clients train on."""
         return self._base
+
+
+def _with_encoder(config: Config, held: str | None, path: Path) -> Config:
+    """Return the configuration with the hash of the encoder that computed the tests' features.
+
+    Raises ConfigError if the configuration has another encoder, or none.
+    """
+    options = config.model.encoder
+    if options is None:
+        expected: str | None = None
+    else:
+        expected = options.digest or held or "any"
+    if expected != held:
+        raise ConfigError(
+            f"{path} was written with the encoder {held or 'none'}, and model.encoder is "
+            f"{expected or 'none'}. Write it again with the server's configuration."
+        )
+    return config if options is None else config.with_encoder(replace(options, digest=held))
 
 
 def _full_dataset(found: dict[str, Any], notes: dict[str, Any]) -> Dataset:
@@ -323,4 +343,8 @@ def _full_dataset(found: dict[str, Any], notes: dict[str, Any]) -> Dataset:
         x = np.zeros((n, *found["x"].shape[1:]), dtype=found["x"].dtype)
         x[rows] = found["x"]
     names = tuple(map(str, notes["class_names"]))
-    return Dataset(str(notes["name"]), x, y, names, known_digest=str(notes["dataset"]))
+    encoding = None
+    if "encoder" in notes:
+        encoding = Encoding(str(notes["encoder"]), tuple(map(int, notes["original"])))
+    known = str(notes["dataset"])
+    return Dataset(str(notes["name"]), x, y, names, known_digest=known, encoding=encoding)

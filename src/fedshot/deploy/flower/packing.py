@@ -10,7 +10,7 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -91,8 +91,10 @@ class Classes:
                 " ".join([f"{dataset.name} has no example of a class of {meant}.", *remarks])
             )
         groups = None if dataset.groups is None else dataset.groups[rows]
-        x = dataset.x.only(rows) if isinstance(dataset.x, Tokens) else dataset.x[rows]
-        return Dataset(dataset.name, x, common[dataset.y[rows]], self.names, groups=groups), remarks
+        x = dataset.x.only(rows) if isinstance(dataset.x, Tokens) else dataset.array[rows]
+        how = dataset.encoding and replace(dataset.encoding, original=None)
+        y = common[dataset.y[rows]]
+        return Dataset(dataset.name, x, y, self.names, groups=groups, encoding=how), remarks
 
     def _remarks(self, dataset: Dataset, common: np.ndarray, wanted: np.ndarray) -> list[str]:
         counts = np.bincount(dataset.y, minlength=dataset.n_classes)

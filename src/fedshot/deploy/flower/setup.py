@@ -116,12 +116,12 @@ class Setup:
             held = data.notes.get(name)
             # A server with the whole dataset does not send how texts are read.
             expected = self.data.get(name, held if name == "words" else None)
-            if held is not None and expected != held:
+            if (held is not None or name == "encoder") and expected != held:
                 raise ConfigError(
                     f"the client files have another {description} than the server's: "
-                    f"{str(held)[:60]}, expected {str(expected)[:60] or 'none'}. Use the "
-                    "configuration with which the files were written, with the same seed, or write "
-                    "all of them again with `fedshot flower deal` or `pack`."
+                    f"{_shown(held)}, expected {_shown(expected)}. Use the configuration with "
+                    "which the files were written, with the same seed, or write all of them again "
+                    "with `fedshot flower deal` or `pack`."
                 )
         others = np.setdiff1d(data.dataset.y, self.classes).tolist()
         if others:
@@ -130,6 +130,10 @@ class Setup:
                 f"the client files hold examples of {name!r:.60}, which is not a base class of the "
                 "server's configuration. Pack them again with the server's configuration."
             )
+
+
+def _shown(note: Any) -> str:
+    return "none" if note in (None, "") else str(note)[:64]
 
 
 _SCHEMA = TypeAdapter(Setup)
@@ -149,7 +153,7 @@ def _check_draws(found: Any) -> None:
 
 
 _DESCRIPTIONS = {
-    "class_names": "list of classes", "shape": "shape", "dataset": "dataset",
-    "deal": "client split",
+    "encoder": "frozen encoder", "class_names": "list of classes", "shape": "shape",
+    "dataset": "dataset", "deal": "client split",
     "words": "way to read texts (`vectors`, `dim`, `cut`, `keep` and `unknown` of data)",
 }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Frozen encoders, which turn images or texts into features once, before training."""

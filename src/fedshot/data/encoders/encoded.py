@@ -1,0 +1,72 @@
+"""The step from a dataset of images or raw texts to a dataset of features."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from fedshot.core.machine import arithmetic, begin_thread, cores
+from fedshot.data.dataset import Dataset, Encoding, Features
+from fedshot.data.encoders.frozen import Block, LoadedEncoder
+from fedshot.data.files.encoded_cache import cached_features, in_memory
+from fedshot.data.raw_texts import RawTexts
+
+BLOCK = 32  # examples that the encoder sees at once; another number changes the last bits
+
+
+def encoded(dataset: Dataset, encoder: LoadedEncoder) -> Dataset:
+    """Return the dataset with features, float32 [n, d], in place of its images or raw texts.
+
+    Its hash is that of the data and the encoder, so it is the same on all machines.
+    """
+    x = dataset.x.texts if isinstance(dataset.x, RawTexts) else dataset.pixels
+    blocks = partial(features_of, x, encoder)
+    if encoder.options.cache:
+        features = cached_features(dataset.name, _key(dataset, encoder), len(dataset), blocks)
+    else:
+        features = in_memory(len(dataset), blocks())
+    known = _sha(dataset.digest, encoder.options.digest)
+    encoding = Encoding(str(encoder.options.digest), dataset.shape, dataset)
+    return replace(dataset, x=features, known_digest=known, encoding=encoding)
+
+
+def features_of(x: Block, encoder: LoadedEncoder) -> Iterator[Features]:
+    """Yield the features of consecutive blocks of images or texts.
+
+    Each block is computed by one thread, so that their number does not change the features.
+    """
+    workers = cores() if encoder.parallel and encoder.device.type == "cpu" else 1
+    running: deque[Future[Features]] = deque()
+    with (
+        arithmetic(1),
+        ThreadPoolExecutor(workers, initializer=begin_thread, initargs=(1, True)) as pool,
+    ):
+        try:
+            for start in range(0, len(x), BLOCK):
+                block = x[start : start + BLOCK]
+                inputs = encoder.prepare(block)
+                running.append(pool.submit(encoder.forward, inputs, len(block)))
+                if len(running) > workers:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:  # also if the caller stops iterating
+            for future in running:
+                future.cancel()
+
+
+def _key(dataset: Dataset, encoder: LoadedEncoder) -> str:
+    """Return a hash of everything that can change a bit of the features."""
+    machine = (torch.__version__, torch.backends.cpu.get_cpu_capability())
+    return _sha(dataset.digest, encoder.options.digest, "float32", encoder.device.type, *machine)
+
+
+def _sha(*parts: str | None) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

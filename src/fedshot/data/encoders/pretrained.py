@@ -1,0 +1,138 @@
+"""Folders of pre-trained models: found locally or fetched from the Hugging Face hub, and checked.
+
+Weights are read from safetensors alone: a file of pickled weights can run code when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedshot.core import storage
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.extras import require
+from fedshot.data.files.fingerprints import Fingerprints
+
+_PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+_WANTED = ["*.safetensors", "*.json", "*.txt", "*.model"]
+_OTHERS = ("onnx", "openvino")  # folders of other runtimes
+
+
+class ModelFolder(NamedTuple):
+    """The folder of a pre-trained model."""
+
+    path: Path
+    revision: str | None  # the commit on the hub; None for a local folder
+    facts: dict[str, Any]  # the SHA-256 of each file
+
+
+def model_folder(path: str, revision: str | None) -> ModelFolder:
+    """Return the local folder, or the downloaded files of a model on the hub.
+
+    Raises ConfigError if there is no such model, the hub cannot be reached, or the weights are not
+    safetensors.
+    """
+    local = Path(path).expanduser()
+    if local.is_dir():
+        if revision is not None:
+            raise ConfigError(
+                f"model.encoder.revision is {revision!r}, and model.encoder.path is a local "
+                "folder, which has none. Leave it out."
+            )
+        folder, commit = local, None
+    else:
+        folder = _fetched(path, revision)
+        commit = folder.name
+    _check_weights(folder)
+    hashes = Fingerprints(storage.cache_folder() / "sources.json")
+    try:
+        files = {
+            file.relative_to(folder).as_posix(): hashes.of(file)
+            for file in _files(folder)
+            if any(file.match(pattern) for pattern in _WANTED)
+        }
+    except DataError as error:
+        raise ConfigError(str(error)) from None
+    return ModelFolder(folder, commit, {"files": files})
+
+
+def _fetched(path: str, revision: str | None) -> Path:
+    require("encoders", "model.encoder.path on the hub", "huggingface_hub")
+    import huggingface_hub
+
+    try:
+        found = huggingface_hub.snapshot_download(
+            path,
+            revision=revision,
+            allow_patterns=_WANTED,
+            ignore_patterns=[f"{name}/*" for name in _OTHERS],
+        )
+    except Exception as error:  # network, hub and names raise many types
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(
+            f"model.encoder.path is {path!r}, which is no local folder, and the hub does not give "
+            f"it ({reason[0]}). Check the name and the network, or set it to a local folder."
+        ) from error
+    return Path(found)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of a model, without hidden ones and those of other runtimes."""
+    return [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+        and file.relative_to(folder).parts[0] not in _OTHERS
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    ]
+
+
+def _check_weights(folder: Path) -> None:
+    """Raise ConfigError unless all weights in the folder and below it are safetensors."""
+    files = _files(folder)
+    safe = {file.parent for file in files if file.suffix == ".safetensors"}
+    for file in files:
+        if file.suffix in _PICKLED and file.parent not in safe:
+            raise ConfigError(
+                f"{file} holds pickled weights, which can run code when they are read. Convert "
+                "them to safetensors where you trust the file: load the model there, and write it "
+                "with save_pretrained."
+            )
+    if not safe:
+        raise ConfigError(
+            f"{folder} holds no weights in safetensors. Choose another folder or revision, or "
+            "write the model with save_pretrained."
+        )
+
+
+@contextmanager
+def loading(folder: Path) -> Iterator[None]:
+    """Turn the errors of reading a model into ConfigError."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # its libraries raise many types
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(
+            f"{folder} cannot be loaded as model.encoder: {reason[0]}. Check the folder, and that "
+            "model.encoder.name is the library that wrote it."
+        ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress the messages that transformers writes on the terminal while it reads a model."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

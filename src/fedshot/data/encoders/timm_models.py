@@ -1,0 +1,53 @@
+"""Encoders of the library timm, for images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fedshot.core.errors import ConfigError
+from fedshot.core.extras import require
+from fedshot.data.dataset import Kind, Pixels
+from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, colour
+from fedshot.data.encoders.pretrained import loading, model_folder
+
+
+@dataclass(frozen=True)
+class TimmEncoder(EncoderOptions):
+    """A model of the library timm, for images; needs the extra `timm`.
+
+    Its features are those before the classifier. Their size, mean, standard deviation and
+    interpolation come from the same folder.
+
+    Args:
+        path: a folder with config.json and model.safetensors, or a name on the Hugging Face hub,
+            such as "timm/resnet18.a1_in1k".
+        revision: branch, tag or commit on the hub; a run records the commit.
+    """
+
+    path: str
+    revision: str | None = None
+
+    def _load(self, kind: Kind, device: torch.device) -> LoadedEncoder:
+        if kind != "images":
+            raise ConfigError(
+                "model.encoder.name is 'timm', which takes images, and the data are texts. Set it "
+                "to 'sentence_transformers' or 'transformers'."
+            )
+        require("timm", "model.encoder.name 'timm'")
+        import timm
+
+        folder, commit, facts = model_folder(self.path, self.revision)
+        with loading(folder):
+            model = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=0)
+            data = timm.data.resolve_model_data_config(model)
+            transform = timm.data.create_transform(**data, is_training=False)
+
+        def prepare(images: Pixels) -> Tensor:
+            return torch.stack([transform(Image.fromarray(one)) for one in colour(images)])
+
+        options = self.recorded(facts, **({"revision": commit} if commit else {}))
+        return LoadedEncoder(options, model, prepare, device)
