@@ -56,7 +56,8 @@ class Net:
 
     def runtime(self, number: int) -> ClientRuntime:
         """Return a node as a process that has just begun."""
-        return ClientRuntime(METHOD, self.host(number), HOMES[number], self.folder / str(number))
+        fleet = Sequential(self.host(number))
+        return ClientRuntime(METHOD, fleet, HOMES[number], self.folder / str(number))
 
     def connected(self) -> dict[int, str]:
         return {number: f"n{number}" for number in HOMES if number not in self.gone}
@@ -332,9 +333,9 @@ def test_work_that_is_none_is_refused(tmp_path: Path, change: dict[str, Any], wo
     Run(on(net))
     work = {"name": "census", "phase": "train", "version": [1, 0], "as_of": None, "key": [0]}
     with pytest.raises(CodecError, match=words):
-        list(net.runtimes[1].run_work(work | change, {0: {}}))
-    with pytest.raises(CodecError, match="does not hold client 1"):
-        list(net.runtimes[1].run_work(work, {1: {}}))
+        list(net.runtimes[1].run_work(work | change, {}, [0]))
+    (arrival,) = net.runtimes[1].run_work(work, {}, [1])
+    assert arrival.fault == ("lost", "this node does not hold the client")
 
 
 def test_orders_are_carried_out_once(tmp_path: Path) -> None:
