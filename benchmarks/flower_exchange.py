@@ -1,7 +1,7 @@
 """What an exchange over Flower costs, and what nodes that simulate a cluster gain.
 
     python benchmarks/flower_exchange.py [ROUNDS]
-    python benchmarks/flower_exchange.py ROUNDS cluster [--device cuda] [--clients 32]
+    python benchmarks/flower_exchange.py ROUNDS cluster [--device cuda] [--clients 32] [--turns 3]
 
 The first prints the seconds of an exchange that are not the clients' work, and where they go: three
 nodes with four clients each, a small model, TLS and keys, all on this machine. "outside" is the
@@ -9,7 +9,7 @@ time of a round less that of the slowest node's work; CPU seconds are those of t
 depend little on what else the machine is doing.
 
 The second trains a Conv4 on random images, with all clients in one process, on one node and on two
-nodes in turn, three times. It prints rounds per second, and the bytes of the messages of a round.
+nodes in turn. It prints rounds per second, and the bytes of the messages of a round.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ METHODS = {
     "fsl_local (private states)": {"name": "fsl_local", "learner_name": "proto"},
 }
 
+NAMES = ("one process", "one node", "two nodes")
 spent: Counter[str] = Counter()
 
 
@@ -133,8 +134,8 @@ def count_bytes() -> Counter[str]:
     return counts
 
 
-def simulate_cluster(rounds: int, clients: int, device: str) -> None:
-    counts, per_second = count_bytes(), {n: list[float]() for n in (0, 1, 2)}
+def simulate_cluster(rounds: int, clients: int, device: str, turns: int) -> None:
+    counts = count_bytes()
     with tempfile.TemporaryDirectory() as place:
         generator = np.random.default_rng(0)
         images = generator.integers(0, 256, (64 * clients, 32, 32, 3), np.uint8)
@@ -153,16 +154,10 @@ def simulate_cluster(rounds: int, clients: int, device: str) -> None:
             "test": {"episodes": 20, "query": 5},
         }  # fmt: skip
         prepared = PreparedRun(Config.of(chosen))
-        for turn in range(3):
-            for n, found in per_second.items():
-                found.append(_rate(prepared, n, Path(place) / f"{turn}-{n}", counts))
-    for n, found in per_second.items():
-        what = f"{n} node{'s' * (n > 1)}" if n else "one process"
-        ratios = [mine / alone for mine, alone in zip(found, per_second[0], strict=True)]
-        print(
-            f"{what}: {' '.join(f'{rate:.3f}' for rate in found)} rounds/s; "
-            f"{' '.join(f'{ratio:.2f}' for ratio in ratios)} of one process"
-        )
+        for turn in range(turns):
+            rates = {n: _rate(prepared, n, Path(place) / f"{turn}-{n}", counts) for n in (0, 1, 2)}
+            for n, rate in rates.items():
+                print(f"{NAMES[n]}: {rate:.3f} rounds/s, {rate / rates[0]:.2f} of one process")
 
 
 def _rate(prepared: PreparedRun, nodes: int, folder: Path, counts: Counter[str]) -> float:
@@ -188,9 +183,8 @@ def _rate(prepared: PreparedRun, nodes: int, folder: Path, counts: Counter[str])
         counts.clear()
         seconds = [record.seconds for record in going]
     if nodes:
-        n = len(seconds)
-        print(f"  {nodes} nodes: {counts['down'] / n:,.0f} bytes down and {counts['up'] / n:,.0f} "
-              f"up in a round", flush=True)  # fmt: skip
+        down, up = (counts[way] / len(seconds) for way in ("down", "up"))
+        print(f"{NAMES[nodes]}: {down:,.0f} bytes down and {up:,.0f} up in a round", flush=True)
     return len(seconds) / sum(seconds)
 
 
@@ -200,9 +194,10 @@ if __name__ == "__main__":
     parser.add_argument("what", nargs="?", choices=("exchange", "cluster"), default="exchange")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     if options.what == "cluster":
-        simulate_cluster(options.rounds, options.clients, options.device)
+        simulate_cluster(options.rounds, options.clients, options.device, options.turns)
         sys.exit()
     for owner, part in ((NodeRegistry, "connected"), (Messenger, "_send"), (Messenger, "_poll"),
                         (Messenger, "_fetch"), (FlowerFleet, "seal")):  # fmt: skip

@@ -97,7 +97,8 @@ class RunOptions:
             may differ in the last bits.
         allocator: "keep" lets glibc keep freed memory for the next step, which is faster for large
             images; "system" does not change the allocator.
-        device: where to compute: "cpu", or "cuda" with the fleet "sequential" or "vectorised".
+        device: where to compute: "cpu", or "cuda" with the fleet "sequential" or "vectorised". A
+            node on Flower has its own: `fedshot flower node --device`.
         workers: how many clients (fleet "threads") or stacks of clients (fleet "vectorised") run at
             once. null: as many as the cores allow with `threads` cores each. If steps are so short
             that workers would wait for each other, null means 1 for the fleet "threads". The number
