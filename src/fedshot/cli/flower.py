@@ -20,6 +20,7 @@ from fedshot.config.load import Config
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError
 from fedshot.core.locks import only_one
+from fedshot.core.text import count
 from fedshot.data.files.places import find_data_dir
 from fedshot.data.sources.embedding import TextOptions, reading_digest
 from fedshot.data.tokens import Tokens
@@ -298,7 +299,7 @@ def _check_device(name: str, workers: int) -> None:
     }[kind]
     if int(index or 0) >= seen:
         raise ConfigError(
-            f"--device is {name!r}, and torch sees {seen or 'no'} {kind.upper()} devices here. "
+            f"--device is {name!r}, and torch sees {count(seen, f'{kind.upper()} device')} here. "
             "Use another, or install a build of torch for this machine's GPU and its driver."
         )
     if kind != "cpu" and workers > 1:

@@ -106,9 +106,9 @@ class ClientRuntime:
         method = config.method(config.model.build(data.dataset), setup.classes, setup.clients)
         store, key = PrivateStore(folder / "clients"), Key(config.seed).at("clients")
         host = Host(method, data.dataset, data.partition, store, key, device)
-        run = replace(config.run, threads=config.run.threads or 1)
-        fleet = fleet_for(host, run, workers)
-        return cls(method, fleet, data.clients, folder, threads=run.threads or 1, tell=tell)
+        threads = config.run.threads or 1
+        fleet = fleet_for(host, replace(config.run, threads=threads), workers)
+        return cls(method, fleet, data.clients, folder, threads=threads, tell=tell)
 
     def start_session(self, session: int, base: Seal) -> None:
         """Begin a session from the committed states `base`, or continue the current session.
