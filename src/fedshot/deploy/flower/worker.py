@@ -34,7 +34,7 @@ from fedshot.config.load import Config
 from fedshot.config.registry import difference
 from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError, FedshotError
-from fedshot.core.machine import arithmetic
+from fedshot.core.machine import arithmetic, keep_freed_memory
 from fedshot.core.records import Whole
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -106,6 +106,8 @@ class ClientRuntime:
         method = config.method(config.model.build(data.dataset), setup.classes, setup.clients)
         store, key = PrivateStore(folder / "clients"), Key(config.seed).at("clients")
         host = Host(method, data.dataset, data.partition, store, key, device)
+        if config.run.allocator == "keep":
+            keep_freed_memory()
         threads = config.run.threads or 1
         fleet = fleet_for(host, replace(config.run, threads=threads), workers)
         return cls(method, fleet, data.clients, folder, threads=threads, tell=tell)
