@@ -66,7 +66,9 @@ class Prompt(FlowerFleet):
 
 def on_one_node(home: FederationHost) -> FlowerFleet:
     """Return a Flower fleet with one node that holds all clients."""
-    runtime = ClientRuntime(home.method, home.host, range(CLIENTS), home.folder / "node")
+    runtime = ClientRuntime(
+        home.method, Sequential(home.host), range(CLIENTS), home.folder / "node"
+    )
     setup = Setup("0" * 32, "", (), CLIENTS, {}, "")
     fleet = Prompt(
         Sequential(home.host), Direct(runtime), setup, session=1, keeps_state=True, deadline=1.0

@@ -43,6 +43,8 @@ from fedshot.deploy.flower.server_folder import (
 from fedshot.runs.prepare import PreparedRun
 from system.runs import SMALL
 
+NODE = ["node", "--server", "127.0.0.1:1", "--data", "x"]
+
 
 @pytest.mark.parametrize("action", ["run", "up", "server"])
 def test_without_flower_it_says_how_to_install_it(
@@ -66,7 +68,6 @@ def test_another_version_of_flower_is_refused(
     [
         (["run", "--deadline", "0.5"], "--deadline is 0.5; expected 1 second to a week"),
         (["up", "--nodes", "0"], "--nodes is 0; expected 1 to 100"),
-        (["up", "--run.fleet", "vectorised"], "run.fleet is 'vectorised'"),
         (["run", "--rounds", "5"], "there is no option"),
         (["keys"], "give --server with its names, --node with the file of its key, or --admit"),
         (["keys", "--clients", "0-3", "--node", "x.key"], "--clients goes with --admit"),
@@ -85,6 +86,9 @@ def test_another_version_of_flower_is_refused(
         (["server", "--most-mb", "0"], "--most-mb is 0; expected 1 to"),
         (["server", "--port", "70000"], "--port is 70000; expected 1 to 65535"),
         (["node", "--server", "127.0.0.1:1", "--data", "x", "--workers", "0"], "--workers is 0"),
+        ([*NODE, "--device", "gpu"], "--device is 'gpu'; expected 'cpu', 'cuda'"),
+        ([*NODE, "--device", "cpu:1"], "--device is 'cpu:1'; expected cpu"),
+        ([*NODE, "--device", "cuda:99"], "--device is 'cuda:99', and torch sees"),
         (["node", "--server", "127.0.0.1:1", "--data", "x", "--most-mb", "-1"], "--most-mb is -1"),
         (["deal", "--to", "dealt", "--nodes", "0", "--data.name", "digits"], "--nodes is 0"),
         (["deal", "--to", "dealt", "--nodes", "99", "--data.name", "digits"], "--nodes is 99"),

@@ -20,6 +20,7 @@ from fedshot.conformance.small import CLASSES, CLIENTS, DATASET, PARTITION, SHAP
 from fedshot.core import tree
 from fedshot.core.errors import CheckpointError
 from fedshot.core.seeds import Key
+from fedshot.data.episodes.episode import ClientData
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.messages import LIMITS, CodecError, Incoming, WireMessage
 from fedshot.deploy.flower.setup import Setup
@@ -29,10 +30,11 @@ from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.unreliable import Trouble, Unreliable
+from fedshot.fleets.vectorised import Vectorised
 from fedshot.nn.models.backbones import MLP
 from fedshot.nn.models.model import Model
 from fedshot.protocol.clients import Clients
-from fedshot.protocol.exchange import Exchange, Fleet
+from fedshot.protocol.exchange import Exchange, Fault, Fleet
 
 # Small: what clients train is not asked here, and conformance sends a Conv4 over this fleet, too.
 METHOD = SyntheticMethod(Model(MLP((6,)), None, SHAPE), EPISODE, clients=CLIENTS, classes=CLASSES)
@@ -43,8 +45,8 @@ HOMES = {1: (0, 3), 2: (1, 4), 3: (2, 5)}  # clients of each node
 class Net:
     """Three nodes in this process, each with a folder of its own; some of them unwell."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, kind: type[Sequential] = Sequential) -> None:
+        self.folder, self.kind = folder, kind
         self.runtimes = {number: self.runtime(number) for number in HOMES}
         self.gone: set[int] = set()  # not connected
         self.mute: set[int] = set()  # do their work; the reply comes too late
@@ -56,7 +58,8 @@ class Net:
 
     def runtime(self, number: int) -> ClientRuntime:
         """Return a node as a process that has just begun."""
-        return ClientRuntime(METHOD, self.host(number), HOMES[number], self.folder / str(number))
+        fleet, folder = self.kind(self.host(number)), self.folder / str(number)
+        return ClientRuntime(METHOD, fleet, HOMES[number], folder, tell=lambda _: None)
 
     def connected(self) -> dict[int, str]:
         return {number: f"n{number}" for number in HOMES if number not in self.gone}
@@ -107,6 +110,7 @@ class Run:
         self.round = 0
         self.kept: list[tuple[Any, str]] = [(self.server, self.fleet.seal(0, ()))]
         self.lost: set[tuple[int, int]] = set()
+        self.faults: list[tuple[int, Fault]] = []
 
     def play(self, rounds: int = 1) -> Run:
         for _ in range(rounds):
@@ -119,6 +123,7 @@ class Run:
         clients = Clients(self.fleet, range(CLIENTS), cohort=4, quorum=0.1, round=self.round)
         self.server, _ = METHOD.round(self.server, clients, KEY.at("round", self.round))
         self.lost |= {(self.round, client) for client, _ in clients.faults}
+        self.faults += clients.faults
 
     def go_back(self, round: int) -> None:
         """Begin a new session from a checkpoint."""
@@ -160,6 +165,40 @@ def assert_as_alone(run: Run, net: Net, folder: Path) -> None:
 def test_three_nodes_equal_one_machine(tmp_path: Path) -> None:
     net = Net(tmp_path)
     assert_as_alone(Run(on(net)).play(4), net, tmp_path / "alone")
+
+
+@pytest.mark.parametrize("kind", [Sequential, Vectorised])
+def test_an_error_in_the_work_of_one_client_loses_this_client_only(
+    tmp_path: Path, kind: type[Sequential], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, data = Net(tmp_path, kind), Host.data
+
+    def broken(host: Host, client: int) -> ClientData:
+        if client == 3:
+            raise OSError(f"{tmp_path}/c3 is unreadable")
+        return data(host, client)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Host, "data", broken)
+        run = Run(on(net)).play(4)
+    assert {client for _, client in run.lost} == {3}
+    assert {reason for _, (_, reason) in run.faults} == {"OSError: c3 is unreadable"}
+    if kind is Sequential:
+        assert_as_alone(run, net, tmp_path / "alone")
+
+
+def test_a_malformed_message_for_one_client_loses_this_client_only(tmp_path: Path) -> None:
+    net = Net(tmp_path)
+    honest = net.answer
+
+    def damaged(number: int, wire_message: WireMessage) -> WireMessage:
+        if "c0" in wire_message.blocks:
+            wire_message.blocks["c0"] = b"\x00" * 16
+        return honest(number, wire_message)
+
+    net.answer = damaged  # type: ignore[method-assign]
+    run = Run(on(net)).play(4)
+    assert {client for _, client in run.lost} == {0}
 
 
 @pytest.mark.parametrize("trouble", ["mute", *slow("gone", "deaf")])
@@ -332,9 +371,9 @@ def test_work_that_is_none_is_refused(tmp_path: Path, change: dict[str, Any], wo
     Run(on(net))
     work = {"name": "census", "phase": "train", "version": [1, 0], "as_of": None, "key": [0]}
     with pytest.raises(CodecError, match=words):
-        list(net.runtimes[1].run_work(work | change, {0: {}}))
-    with pytest.raises(CodecError, match="does not hold client 1"):
-        list(net.runtimes[1].run_work(work, {1: {}}))
+        list(net.runtimes[1].run_work(work | change, {}, [0]))
+    (arrival,) = net.runtimes[1].run_work(work, {}, [1])
+    assert arrival.fault == ("lost", "this node does not hold the client")
 
 
 def test_orders_are_carried_out_once(tmp_path: Path) -> None:

@@ -14,12 +14,15 @@ import torch
 from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
+from fedshot.deploy.flower import worker
 from fedshot.deploy.flower.data_files import read_shards, write_shards
 from fedshot.deploy.flower.messages import COMMON, LIMITS, WireMessage
 from fedshot.deploy.flower.policy import Policy, PolicyError
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.worker import Worker, without_paths
+from fedshot.fleets.vectorised import Vectorised
 from fedshot.methods.registry import METHODS
+from fedshot.runs.experiment import fleet_for
 from fedshot.runs.prepare import PreparedRun
 from system.runs import SMALL
 
@@ -201,3 +204,23 @@ def test_a_policy_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_server_hears_no_folders_of_a_node() -> None:
     assert without_paths("/srv/a/x/life.json is damaged") == "life.json is damaged"
     assert without_paths(r"C:\a\b.txt: part theta/w") == "b.txt: part theta/w"
+
+
+def test_a_node_has_a_device_of_its_own_and_the_fleet_and_allocator_of_the_run(
+    asked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = {"run": {**SMALL["run"], "device": "cuda", "fleet": "vectorised"}}
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)  # at the server
+        setup = Setup.of("0" * 32, PreparedRun(Config.of({**SMALL, **METHOD, **run})))
+    fleets: list[Any] = []
+    kept: list[bool] = []
+    monkeypatch.setattr(
+        worker, "fleet_for", lambda *words: fleets.append(fleet_for(*words)) or fleets[0]
+    )
+    monkeypatch.setattr(worker, "keep_freed_memory", lambda: kept.append(True))
+    reply = answered(asked, tmp_path, None, setup=setup.to_json())
+    assert sorted(reply.head["results"]) == ["0", "1"], reply.head
+    (fleet,) = fleets
+    assert isinstance(fleet, Vectorised)
+    assert (fleet.host.device, kept) == (torch.device("cpu"), [True])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from fedshot.cli.main import make_parser
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,3 +48,13 @@ def test_the_demo_prints_the_comparison_and_writes_the_page(tmp_path: Path) -> N
     assert "Five new characters from one example each" in page
     for name in ("curves-test", "spread", "holdings-plot", "map-plot"):
         assert f'class="plot" id="{name}"' in page
+
+
+def test_the_script_for_a_cluster_has_valid_syntax_and_commands() -> None:
+    script = ROOT / "examples" / "cluster.sh"
+    subprocess.run(["bash", "-n", script], check=True)
+    text = script.read_text(encoding="utf-8").replace("\\\n", " ").replace("$SLURM_NTASKS", "4")
+    found = [shlex.split(words) for words in re.findall(r"fedshot (flower [^|>&'\n]*)", text)]
+    assert len(found) == 7
+    for words in found:
+        make_parser().parse_known_args(words)

@@ -15,6 +15,7 @@ from pathlib import Path
 from fedshot.cli.train import chosen_config, config_to_resume, finish
 from fedshot.config.load import Config
 from fedshot.core.console import say, tell
+from fedshot.core.devices import devices_of
 from fedshot.core.errors import ConfigError
 from fedshot.core.locks import only_one
 from fedshot.data.files.places import find_data_dir
@@ -112,7 +113,6 @@ def _train(
         prepared = PreparedRun(chosen, options.data_dir)
     if options.tracker:
         check_tracker(options.tracker)
-    _check_machine(chosen)
     if (chosen.run.cohort or len(prepared.clients)) == 1:
         tell("The cohort is one client: the server sees its update without an average over others.")
     log = (lambda _: None) if options.quiet else tell
@@ -124,7 +124,7 @@ def _train(
             local.prepare(own, prepared, deployment.nodes, begun=run_folder.begun(folder))
             env = for_children(chosen.settings["method"]["name"])
             server_folder, children = stack.enter_context(
-                local.federation(own, deployment.nodes, log, env=env)
+                local.federation(own, deployment.nodes, log, env, chosen.run.device)
             )
             watch = children.check
         experiment = stack.enter_context(
@@ -133,17 +133,6 @@ def _train(
             )
         )
         return finish(experiment, options)
-
-
-def _check_machine(chosen: Config) -> None:
-    if chosen.run.device != "cpu":
-        raise ConfigError(
-            f"run.device is {chosen.run.device!r}; nodes compute on their CPUs. Set it to 'cpu'."
-        )
-    if chosen.run.fleet == "vectorised":
-        raise ConfigError(
-            "run.fleet is 'vectorised', which nodes do not support. Set it to 'threads'."
-        )
 
 
 def deal(options: argparse.Namespace) -> int:
@@ -257,6 +246,7 @@ def node(options: argparse.Namespace) -> int:
     silence_flower()
     _check("most-mb", options.most_mb, 1, _MOST_MB)
     _check("workers", options.workers, 1, 1024)
+    _check_device(options.device, options.workers)
     host, port = split_address(options.server)
     address = join_address(host, port)
     check_secure(host, secure=bool(options.ca and options.key), insecure=options.insecure)
@@ -274,8 +264,10 @@ def node(options: argparse.Namespace) -> int:
         tell(text)
     with only_one(options.state / ".lock", "runs a node") as lock:
         worker = Worker(name, data, options.state, limits=limits, workers=options.workers,
-                        tell=tell, policy=policy)  # fmt: skip
-        tell(f"node {name}: {len(data.clients)} clients of {data.dataset.name}")
+                        device=options.device, tell=tell, policy=policy)  # fmt: skip
+        tell(
+            f"node {name}: {len(data.clients)} clients of {data.dataset.name}, on {options.device}"
+        )
         connection = Connection(address, key, options.ca, options.state / "node.json", limits)
         if connection.proxy:
             tell(f"{address} is reached through the proxy {connection.proxy} of the environment")
@@ -289,3 +281,13 @@ def node(options: argparse.Namespace) -> int:
 def _check(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise ConfigError(f"--{name} is {value}; expected {least} to {most}.")
+
+
+def _check_device(name: str, workers: int) -> None:
+    """Raise ConfigError unless torch sees the device, and it has no more than its one worker."""
+    devices_of(name, "--device")
+    if name != "cpu" and workers > 1:
+        raise ConfigError(
+            f"--workers is {workers} with --device {name!r}, and a GPU itself runs many clients at "
+            "once. Leave --workers out."
+        )

@@ -84,6 +84,9 @@ def add_flower(commands: Commands, add: Add) -> None:
     )
     node.add_argument("--name", help="name of the node (that of the key)")
     node.add_argument("--policy", type=Path, help="YAML file that limits what a server may ask for")
+    node.add_argument(
+        "--device", default="cpu", help="where clients compute: cpu, cuda, cuda:0 or mps (cpu)"
+    )
     node.add_argument("--workers", type=int, default=1, help="clients that run at once (1)")
     for command in (server, node):
         command.add_argument("--most-mb", type=int, default=512, help="largest message in MB (512)")

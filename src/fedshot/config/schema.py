@@ -105,7 +105,8 @@ class RunOptions:
         allocator: "keep" lets glibc keep freed memory for the next step, which is faster for large
             images; "system" does not change the allocator.
         device: where to compute: "cpu", "cuda", a numbered GPU such as "cuda:1", several GPUs of
-            one machine such as "cuda:0,cuda:1", over which the clients are dealt, or "mps".
+            one machine such as "cuda:0,cuda:1", over which the clients are dealt, or "mps". A
+            node on Flower has its own: `fedshot flower node --device`.
         tf32: a GPU may round the inputs of convolutions and matrix products in float32 to 10 bits
             of mantissa (TF32), which is several times faster.
         deterministic: a GPU gives the same bits each time; without it, cuDNN chooses algorithms by

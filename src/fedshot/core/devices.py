@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,7 +34,7 @@ def devices_of(names: str, option: str = "run.device") -> tuple[torch.device, ..
 
 def _device(name: str, names: str, option: str) -> torch.device:
     kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda", "mps") or (number and not (kind == "cuda" and number.isdigit())):
+    if not re.fullmatch(r"cpu|mps|cuda(:[0-9]{1,3})?", name):
         raise ConfigError(
             f"{option} is {names!r}; expected 'cpu', 'cuda', 'cuda:1', 'mps', or several GPUs, "
             "such as 'cuda:0,cuda:1'."

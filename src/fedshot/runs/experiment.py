@@ -487,7 +487,7 @@ class Experiment:
         )
 
 
-def fleet_for(host: Host, run: RunOptions, workers: int) -> Fleet:
+def fleet_for(host: Host, run: RunOptions, workers: int) -> Sequential:
     """Return the fleet that the options of a run select."""
     assert run.threads is not None, "PreparedRun sets it"
     if run.fleet == "vectorised":

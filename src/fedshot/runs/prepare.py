@@ -47,7 +47,7 @@ def read_data(config: Config, data_dir: str | None = None) -> tuple[Config, Data
     if isinstance(config.data, InMemory):  # its hash may be unknown until now
         config = config.with_data(dataset)
     if options is not None:
-        encoder = options.load(dataset.kind, config.run.device)
+        encoder = options.load(dataset.kind, str(config.run.devices[0]))
         return config.with_encoder(encoder.options), encoded(dataset, encoder)
     if dataset.kind == "raw text":
         raise ConfigError(

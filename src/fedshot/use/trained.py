@@ -182,7 +182,7 @@ class TrainedRun:
         options = self.config.model.encoder
         if options is None:
             raise ConfigError(f"{self.folder} was trained without model.encoder.")
-        return options.load(self.dataset_info.example_kind, self.config.run.device)
+        return options.load(self.dataset_info.example_kind, str(self.config.run.devices[0]))
 
     def encode(self, examples: Block) -> Features:
         """Return the features, float32 [n, d], of images or raw texts."""

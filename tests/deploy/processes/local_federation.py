@@ -50,10 +50,13 @@ def setting(*changes: dict[str, Any]) -> PreparedRun:
 
 
 class LocalFederation:
-    """A folder with a federation that was prepared and started as `up` does it."""
+    """A folder with a federation that was prepared and started as `up` does it.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `changes` are those of `setting`; they change the data of the nodes.
+    """
+
+    def __init__(self, folder: Path, nodes: int = NODES, *changes: dict[str, Any]) -> None:
+        self.folder, self.nodes, self.changes = folder, nodes, changes
         self._stack = ExitStack()
         self._made = 0
         self.said: list[str] = []
@@ -62,9 +65,9 @@ class LocalFederation:
         from fedshot.deploy.flower import local
 
         local.PROGRAM = [sys.executable, str(Path(registered_method.__file__))]
-        local.prepare(self.folder, setting(), NODES)
+        local.prepare(self.folder, setting(*self.changes), self.nodes)
         self.home, self.children = self._stack.enter_context(
-            local.federation(self.folder, NODES, self.said.append, env=PROXIES)
+            local.federation(self.folder, self.nodes, self.said.append, env=PROXIES)
         )
         return self
 
@@ -94,7 +97,12 @@ class LocalFederation:
             Deployment.read(folder) if known else Deployment.new(str(self.home.folder), 0, deadline)
         )
         with open_experiment(
-            setting(*changes), folder, deployment, self.home, self.said.append, wait=LONG
+            setting(*self.changes, *changes),
+            folder,
+            deployment,
+            self.home,
+            self.said.append,
+            wait=LONG,
         ) as made:
             yield made
 

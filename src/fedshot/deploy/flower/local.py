@@ -77,23 +77,29 @@ def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = Fa
             partial.replace(data)
 
 
-def node_command(folder: Path, i: int, address: str) -> list[str]:
+def node_command(folder: Path, i: int, address: str, device: str = "cpu") -> list[str]:
     """Return the command line that starts node i."""
     node = folder / f"node-{i}"
     return [
         *PROGRAM, "flower", "node", "--server", address,
         "--ca", str(ServerFolder(folder / "server").ca), "--key", str(node / "node.key"),
         "--data", str(node / "data"), "--state", str(node / "state"), "--name", node.name,
+        "--device", device,
     ]  # fmt: skip
 
 
 @contextmanager
 def federation(
-    folder: Path, nodes: int, tell: Callable[[str], None], env: Mapping[str, str] = {}
+    folder: Path,
+    nodes: int,
+    tell: Callable[[str], None],
+    env: Mapping[str, str] = {},
+    device: str = "cpu",
 ) -> Iterator[tuple[ServerFolder, Children]]:
     """Run a server and nodes in a folder made by `prepare`; logs go to logs/ in the folder.
 
-    `env` adds to the environment of the nodes. Raises ChildError if the server does not start.
+    `env` adds to the environment of the nodes, which compute on `device`. Raises ChildError if the
+    server does not start.
     """
     server_folder = ServerFolder(folder / "server")
     with Children() as children:
@@ -103,7 +109,7 @@ def federation(
         address = join_address("127.0.0.1", port)
         for i in range(nodes):
             log = folder / "logs" / f"node-{i}.log"
-            children.start(f"node-{i}", node_command(folder, i, address), log, env)
+            children.start(f"node-{i}", node_command(folder, i, address, device), log, env)
         tell(f"a server and {nodes} nodes on {address}; logs in {folder / 'logs'}")
         yield server_folder, children
 

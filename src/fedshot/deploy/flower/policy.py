@@ -6,7 +6,7 @@
     min_batch: 16                    # least `batch` or `inner_batch` of a method, unless null
     min_local_steps: 2               # least `local_steps` or `prepare_steps` of a method
     min_cohort: 3                    # least clients in a round
-    most_seconds: 600                # work for one message; checked after each client
+    most_seconds: 600                # work for one message; checked after each client or stack
     most_disk_mb: 500                # MiB of private states of one run; checked before work begins
 
 All lines are optional. `min_batch` and `min_local_steps` each bound two options of methods. If a

@@ -35,7 +35,8 @@ class Setup:
 
     Args:
         run: the run's id, 32 hexadecimal digits.
-        settings: the whole configuration, as YAML.
+        settings: the whole configuration, as YAML; with `run.device: cpu`, since each node has its
+            own device.
         classes: the base classes, as class indices of the dataset.
         clients: number of clients on all nodes.
         data: metadata that every client file must have, and their values.
@@ -52,7 +53,8 @@ class Setup:
     @classmethod
     def of(cls, run: str, prepared: PreparedRun) -> Setup:
         """Return the setup of a prepared run."""
-        text = yaml.safe_dump(prepared.config.settings, sort_keys=False)
+        settings = trees.merged(prepared.config.settings, {"run": {"device": "cpu"}})
+        text = yaml.safe_dump(settings, sort_keys=False)
         if isinstance(prepared, ServerTestRun):
             data = prepared.notes
         else:

@@ -20,8 +20,9 @@ import re
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ from typing_extensions import TypedDict
 
 from fedshot.config.load import Config
 from fedshot.config.registry import difference
+from fedshot.config.schema import RunOptions
 from fedshot.core import records, storage
+from fedshot.core.devices import devices_of
 from fedshot.core.errors import CheckpointError, FedshotError
-from fedshot.core.machine import arithmetic
+from fedshot.core.machine import keep_freed_memory
 from fedshot.core.records import Whole
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -45,13 +48,15 @@ from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
-from fedshot.fleets.threads import Threads
-from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, PerClient
+from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Fault, PerClient
 from fedshot.protocol.method import Method
-from fedshot.runs.experiment import MAY_CHANGE
+from fedshot.runs.experiment import MAY_CHANGE, fleet_for
 from fedshot.runs.recorder import environment
 
 _SET_ASIDE = "before-"  # prefix of set-aside folders, "before-<last committed round>-<session>"
+
+
+_ONE_THREAD = RunOptions(threads=1)
 
 
 class _SessionRecord(TypedDict):
@@ -67,20 +72,19 @@ class ClientRuntime:
 
     Args:
         method: the method of the run.
-        host: data and private states of the clients.
+        fleet: runs the clients, and has their data and private states.
         clients: numbers of the clients.
         folder: where life.json is kept.
-        threads: intra-op threads of the run.
-        workers: number of clients that run at once; it does not change the results.
+        run: options of the run, with the threads and the device of this node.
+        tell: logs errors of single clients.
     """
 
     def __init__(
-        self, method: Method[Any], host: Host, clients: Collection[int], folder: Path, *,
-        threads: int = 1, workers: int = 1,
+        self, method: Method[Any], fleet: Sequential, clients: Collection[int], folder: Path, *,
+        run: RunOptions = _ONE_THREAD, tell: Callable[[str], None] = print,
     ) -> None:  # fmt: skip
-        self._method, self._store, self._clients = method, host.store, frozenset(clients)
-        self._folder, self._threads = folder, threads
-        self._fleet = Threads(host, workers, threads) if workers > 1 else Sequential(host)
+        self._method, self._store, self._clients = method, fleet.host.store, frozenset(clients)
+        self._fleet, self._folder, self._run, self._tell = fleet, folder, run, tell
         self._session, self._done = 0, 0
         self._sealed: Seal = NO_SEAL
         if (path := folder / "life.json").exists():
@@ -91,9 +95,12 @@ class ClientRuntime:
 
     @classmethod
     def of(
-        cls, setup: Setup, config: Config, data: NodeData, folder: Path, workers: int
-    ) -> ClientRuntime:
+        cls, setup: Setup, config: Config, data: NodeData, folder: Path, *,
+        workers: int, device: str, tell: Callable[[str], None],
+    ) -> ClientRuntime:  # fmt: skip
         """Return the runtime for a run that a server has announced; `config` is that of `setup`.
+
+        `workers` and `device` are as in `Worker`; `tell` is as in the class.
 
         Raises:
             ConfigError: the node's data do not fit the run.
@@ -103,9 +110,12 @@ class ClientRuntime:
         _check_settings(folder / "settings.json", config.settings)
         method = config.method(config.model.build(data.dataset), setup.classes, setup.clients)
         store, key = PrivateStore(folder / "clients"), Key(config.seed).at("clients")
-        host = Host(method, data.dataset, data.partition, store, key)
-        threads = config.run.threads or 1
-        return cls(method, host, data.clients, folder, threads=threads, workers=workers)
+        host = Host(method, data.dataset, data.partition, store, key, devices_of(device))
+        if config.run.allocator == "keep":
+            keep_freed_memory()
+        run = replace(config.run, threads=config.run.threads or 1, device=device)
+        fleet = fleet_for(host, run, workers)
+        return cls(method, fleet, data.clients, folder, run=run, tell=tell)
 
     def start_session(self, session: int, base: Seal) -> None:
         """Begin a session from the committed states `base`, or continue the current session.
@@ -158,9 +168,12 @@ class ClientRuntime:
         """The session, the last order carried out and the last commit, as every reply has them."""
         return {"life": self._session, "done": self._done, "sealed": list(self._sealed)}
 
-    def run_work(self, work: dict[str, Any], messages: dict[int, Tree]) -> Generator[Arrival]:
-        """Run the client work that `work` describes, for the clients in `messages`.
+    def run_work(
+        self, work: dict[str, Any], down: Tree | PerClient, clients: Sequence[int]
+    ) -> Generator[Arrival]:
+        """Run the client work that `work` describes, with the message `down`, for these clients.
 
+        An error in one client's message, data, state or work is a fault of this client only.
         Raises CodecError for invalid work.
         """
         with _received("the work"):
@@ -172,8 +185,6 @@ class ClientRuntime:
             raise CodecError(f"{self._method.name} has no client work {name[:60]!r}")
         if phase not in ("train", "evaluate"):
             raise CodecError(f"unknown phase {short(phase, 20)!r}")
-        if unknown := sorted(set(messages) - self._clients):
-            raise CodecError(f"this node does not hold client {unknown[0]}")
         if phase == "train" and version[0] <= self._sealed[0]:
             raise CodecError(
                 f"work of round {version[0]}, but round {self._sealed[0]} is already committed"
@@ -181,12 +192,31 @@ class ClientRuntime:
         if as_of:
             self._open_seal(*as_of)
             version = (as_of[0], version[1])
-        exchange = Exchange(
-            ClientWork(self._method, name), PerClient(messages.__getitem__), tuple(messages), {},
-            key, version, phase,
-        )  # fmt: skip
-        with arithmetic(self._threads):
-            yield from self._fleet.replies(exchange)
+        for client in clients:
+            if client not in self._clients:
+                yield Arrival(client, None, Fault("lost", "this node does not hold the client"))
+        held = tuple(client for client in clients if client in self._clients)
+        exchange = Exchange(ClientWork(self._method, name), down, held, {}, key, version, phase)
+        with self._run.arithmetic():
+            yield from self._arrivals(exchange)
+
+    def _arrivals(self, exchange: Exchange) -> Iterator[Arrival]:
+        """Yield the fleet's arrivals; after an error, run the clients that are left one by one."""
+        left = dict.fromkeys(exchange.to)
+        try:
+            for arrival in self._fleet.replies(exchange):
+                del left[arrival.client]
+                yield arrival
+        except Exception:
+            self._tell(f"{len(left)} clients now run one by one, after\n{traceback.format_exc()}")
+        for client in left:
+            self._store.drop(client, exchange.version)  # written, but not yielded
+            try:
+                yield self._fleet.host.serve(exchange, client)
+            except Exception as error:
+                text = _reason(error)
+                self._tell(f"client {client} failed: {text}")
+                yield Arrival(client, None, Fault("lost", text))
 
     def _open_seal(self, round: int, sha: str) -> None:
         """Make the private states of a committed round readable; no state is changed."""
@@ -241,17 +271,18 @@ class Worker:
         data: data of the node's clients.
         folder: state folder of the node, with a subfolder for each run.
         limits: bounds on received messages.
-        workers: number of clients that run at once.
+        workers: number of clients, or stacks of clients, that run at once.
+        device: device of the clients' work, such as "cpu" or "cuda:0".
         tell: logs errors.
         policy: bounds on requests; None for no bounds and no audit log.
     """
 
     def __init__(
         self, name: str, data: NodeData, folder: Path, *, limits: Limits = LIMITS, workers: int = 1,
-        tell: Callable[[str], None] = print, policy: Policy | None = None,
+        device: str = "cpu", tell: Callable[[str], None] = print, policy: Policy | None = None,
     ) -> None:  # fmt: skip
         self.name, self._data, self._folder = name, data, folder
-        self._limits, self._workers, self._tell = limits, workers, tell
+        self._limits, self._workers, self._device, self._tell = limits, workers, device, tell
         self._policy, self._keeps_log = policy or NO_BOUNDS, policy is not None
         self._runtimes: dict[str, tuple[str, ClientRuntime]] = {}  # run id -> setup key, runtime
 
@@ -266,8 +297,7 @@ class Worker:
             reply = WireMessage({"id": id, "refused": without_paths(str(error))})
             self._tell(f"refused: {error}")
         except Exception as error:
-            text = without_paths(f"{type(error).__name__}: {error}"[:2000])
-            reply = WireMessage({"id": id, "failed": text})
+            reply = WireMessage({"id": id, "failed": _reason(error)})
             self._tell(traceback.format_exc())
         reply.head["seconds"] = time.perf_counter() - start
         self.log(wire_message.head, reply)
@@ -305,7 +335,8 @@ class Worker:
         runtime = self._runtime(setup)
         if head.get("hello"):
             clients = list(self._data.clients)
-            reply.head |= {"name": self.name, "clients": clients, "environment": environment()}
+            facts = environment() | {"device": self._device}
+            reply.head |= {"name": self.name, "clients": clients, "environment": facts}
             return
         runtime.start_session(session, base)
         runtime.apply_orders(orders)
@@ -320,7 +351,10 @@ class Worker:
         if held is None or held[0] != key:
             config, folder = setup.config(), self._folder / setup.run
             self._policy.check_run(config, setup.clients)  # before any file is written
-            held = key, ClientRuntime.of(setup, config, self._data, folder, self._workers)
+            held = key, ClientRuntime.of(
+                setup, config, self._data, folder,
+                workers=self._workers, device=self._device, tell=self._tell,
+            )  # fmt: skip
             self._runtimes = {setup.run: held}  # the states of other runs stay on disk
         return held[1]
 
@@ -338,24 +372,24 @@ def run_work(
     begun = time.monotonic()
     head, work = wire_message.head, wire_message.head["work"]
     with _received("the work"):
-        clients = [int(client) for client in work["clients"]]
+        clients = [*dict.fromkeys(int(client) for client in work["clients"])]
         # Seconds for which the server waits for the reply.
         deadline = float(head.get("sent", math.inf)) + float(head.get("within", math.inf))
         remaining = deadline - time.time()
     if COMMON in wire_message.blocks:
-        messages = dict.fromkeys(clients, wire_message.get(COMMON, limits))
-    else:
-        messages = {client: wire_message.get(f"c{client}", limits) for client in clients}
+        down = wire_message.get(COMMON, limits)
+    else:  # read when the client runs
+        down = PerClient(lambda client: wire_message.get(f"c{client}", limits))
     results = reply.head["results"] = {}
-    with closing(runtime.run_work(work, messages)) as arrivals:
+    with closing(runtime.run_work(work, down, clients)) as arrivals:
         for arrival in arrivals:
             if arrival.reply is not None:
                 policy.check_up(arrival.reply.up)
             results[str(arrival.client)] = _put(arrival, reply)
-            if len(results) == len(messages):
+            if len(results) == len(clients):
                 continue
             seconds = time.monotonic() - begun
-            done = f"{len(results)} of {len(messages)} clients are done"
+            done = f"{len(results)} of {len(clients)} clients are done"
             if seconds > remaining:
                 raise CodecError(f"{done}, and the server does not wait for the reply any more")
             try:
@@ -363,7 +397,7 @@ def run_work(
             except PolicyError as error:
                 tell(f"{done}: {error}")
                 fault = {"fault": ["lost", str(error)]}
-                reply.head["results"] = {str(client): fault for client in messages} | results
+                reply.head["results"] = {str(client): fault for client in clients} | results
                 break
 
 
@@ -390,6 +424,11 @@ def _key(parts: list[Any]) -> Key:
 def without_paths(text: str) -> str:
     """Return a text with every absolute path shortened to its file name."""
     return _FOLDERS.sub("", text)
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's type and text, without paths."""
+    return without_paths(f"{type(error).__name__}: {error}"[:2000])
 
 
 def _put(arrival: Arrival, wire_message: WireMessage) -> dict[str, Any]:

@@ -1,0 +1,58 @@
+"""Nodes as a cluster that simulates: many clients in one node, with the fleet of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedshot.core import storage
+from fedshot.runs.checkpoint import Checkpoints
+
+from .local_federation import LocalFederation, alone, newest
+
+CHANGES = {
+    "partition": {"clients": 9},
+    "model": {"dtype": "float64"},
+    "run": {"rounds": 2, "cohort": None},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
+    """Two nodes, with five and four clients."""
+    with LocalFederation(tmp_path_factory.mktemp("cluster"), 2, CHANGES) as made:
+        yield made
+
+
+def states(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the arrays of a run's last checkpoint."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    return storage.read(checkpoints.path(checkpoints.rounds()[-1]))[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "fleet"),
+    [("synthetic", "sequential"), ("synthetic", "vectorised"), ("fl_proto", "vectorised")],
+)
+def test_two_nodes_of_many_clients_equal_the_sequential_fleet(
+    cluster: LocalFederation, tmp_path: Path, method: str, fleet: str
+) -> None:
+    """The same bits, or with stacks of clients the same float64 numbers up to rounding."""
+    chosen = {"method": {"name": method}}
+    with cluster.experiment(chosen, {"run": {"fleet": fleet, "chunk": 3}}) as there:
+        records = list(there.run())
+        result = there.result()
+        private = cluster.private(there)
+    here = alone(tmp_path / "run", CHANGES, chosen)
+    assert not [fault for record in records for fault in record.faults]
+    assert there.meter.to_json() == here.meter.to_json()
+    held, atol = newest((here.folder / "clients").glob("*")), 1e-9
+    assert private.keys() == held.keys()
+    if fleet == "sequential":
+        assert private == held
+        atol = 0.0
+    torch.testing.assert_close(states(there.folder), states(here.folder), rtol=0, atol=atol)
+    assert result == here.result()
