@@ -87,7 +87,7 @@ def test_another_version_of_flower_is_refused(
         (["server", "--port", "70000"], "--port is 70000; expected 1 to 65535"),
         (["node", "--server", "127.0.0.1:1", "--data", "x", "--workers", "0"], "--workers is 0"),
         ([*NODE, "--device", "gpu"], "--device is 'gpu'; expected 'cpu', 'cuda'"),
-        ([*NODE, "--device", "cpu:1"], "--device is 'cpu:1'; expected cpu"),
+        ([*NODE, "--device", "cpu:1"], "--device is 'cpu:1'; expected 'cpu'"),
         ([*NODE, "--device", "cuda:99"], "--device is 'cuda:99', and torch sees"),
         (["node", "--server", "127.0.0.1:1", "--data", "x", "--most-mb", "-1"], "--most-mb is -1"),
         (["deal", "--to", "dealt", "--nodes", "0", "--data.name", "digits"], "--nodes is 0"),

@@ -173,10 +173,10 @@ def test_an_error_in_the_work_of_one_client_loses_this_client_only(
 ) -> None:
     net, data = Net(tmp_path, kind), Host.data
 
-    def broken(host: Host, client: int) -> ClientData:
+    def broken(host: Host, client: int, device: Any) -> ClientData:
         if client == 3:
             raise OSError(f"{tmp_path}/c3 is unreadable")
-        return data(host, client)
+        return data(host, client, device)
 
     with monkeypatch.context() as patch:
         patch.setattr(Host, "data", broken)

@@ -212,6 +212,7 @@ def test_a_node_has_a_device_of_its_own_and_the_fleet_and_allocator_of_the_run(
     run = {"run": {**SMALL["run"], "device": "cuda", "fleet": "vectorised"}}
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)  # at the server
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
         setup = Setup.of("0" * 32, PreparedRun(Config.of({**SMALL, **METHOD, **run})))
     fleets: list[Any] = []
     kept: list[bool] = []
