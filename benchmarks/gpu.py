@@ -6,8 +6,8 @@ The parts, most important first: `check` compares every method with the CPU in f
 from run to run; `speed` measures rounds per second beside an ordinary simulator on the same GPU;
 `cells` trains cells of FedFSL's and F2L's tables on FC100 in their own setting. Each result is
 written to `gpu.json` as it is made, and another call goes on from there; `gpu.md` is the table.
-`--rehearse` runs all of it in tiny sizes on the CPU. Images for `cells` come from `--data`: a
-folder that `gpu_data.py` packed, or any data folder with CIFAR-100.
+`--minutes` ends `cells`. `--rehearse` runs all of it in tiny sizes on the CPU. Images for `cells`
+come from `--data`: a folder that `gpu_data.py` packed, or any data folder with CIFAR-100.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ def _apart(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
             raise ValueError(f"{name} is {tree.form(other)}, on the CPU {tree.form(leaf)}")
         if leaf.numel():
             one, two = other.double(), leaf.double()
-            gap = ((one - two).abs() / two.abs().clamp_min(1e-3)).nan_to_num(nan=0.0)
+            gap = (one - two).abs() / two.abs().clamp_min(1e-3)
+            gap = gap.where(~(one.isnan() & two.isnan()) & (one != two), 0.0).nan_to_num(torch.inf)
             worst = max(worst, float(gap.max()))
     return worst
 

@@ -29,6 +29,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedshot
+from fedshot.protocol import method
 
 DEVICE = "cuda:0"
 _SOURCES = str(Path(fedshot.__file__).parent)
@@ -42,7 +43,7 @@ _PRODUCTS = {"mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv"}
 # Other operators take a CPU tensor without dimensions as a number; these do not.
 _NO_NUMBERS = _PRODUCTS | {
     "stack", "cat", "gather", "index_select", "embedding", "native_batch_norm",
-    "native_layer_norm", "convolution", "scatter", "index_add", "index_copy",
+    "native_layer_norm", "_fused_adam_", "convolution", "scatter", "index_add", "index_copy",
 }  # fmt: skip
 
 
@@ -250,6 +251,7 @@ def pretend_gpu() -> Iterator[PretendGpu]:
         return found if device is None else found.to(device)
 
     with pytest.MonkeyPatch.context() as patch, PretendGpu() as gpu:
+        method._graphs.cache_clear()  # recordings of an earlier pretended GPU
         patch.setattr(torch.cuda, "_lazy_init", lambda: None)
         patch.setattr(torch, "tensor", tensor)  # makes a CPU tensor, and copies it below the mode
         nothing = SimpleNamespace(
@@ -259,7 +261,8 @@ def pretend_gpu() -> Iterator[PretendGpu]:
         for name, pretended in {
             **dict.fromkeys(("Stream", "Event", "current_stream"), lambda *_: nothing),
             **dict.fromkeys(("stream", "device"), lambda _: nullcontext()),
-            "synchronize": lambda *_: None, "memory_reserved": lambda *_: 0,
+            "synchronize": lambda *_: None, "empty_cache": lambda: None,
+            "memory_reserved": lambda *_: 0,
             "mem_get_info": lambda *_: (1 << 40, 1 << 40), "device_count": lambda: 2,
             "is_available": lambda: True, "get_device_name": lambda _: "a pretended GPU",
             "CUDAGraph": Graph, "graph": gpu.graph,

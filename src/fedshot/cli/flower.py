@@ -284,8 +284,11 @@ def _check(name: str, value: int, least: int, most: int) -> None:
 
 
 def _check_device(name: str, workers: int) -> None:
-    """Raise ConfigError unless torch sees the device, and it has no more than its one worker."""
-    devices_of(name, "--device")
+    """Raise ConfigError unless torch sees the device; or if a GPU has more than one worker."""
+    if len(devices_of(name, "--device")) > 1:
+        raise ConfigError(
+            f"--device is {name!r}; a node has one device. Start a node for each GPU."
+        )
     if name != "cpu" and workers > 1:
         raise ConfigError(
             f"--workers is {workers} with --device {name!r}, and a GPU itself runs many clients at "

@@ -67,7 +67,7 @@ def described(devices: Sequence[torch.device]) -> list[str]:
 
 @contextmanager
 def gpu_arithmetic(*, tf32: bool, deterministic: bool) -> Iterator[None]:
-    """Set how CUDA devices compute in float32; restore the settings afterwards.
+    """Set how CUDA devices compute in float32; restore the settings of torch afterwards.
 
     Args:
         tf32: convolutions and matrix products round their inputs to 10 bits of mantissa (TF32).

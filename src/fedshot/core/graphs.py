@@ -54,13 +54,13 @@ class Recording:
             received.copy_(sent, non_blocking=True)
             found, _ = function(tree.unflatten(inputs, self._inputs))  # libraries set themselves up
         self._stream.synchronize()
-        returned, self._results = _packed(tree.leaves(found), CPU, pin=True)
+        returned, self._results = _packed(_on_device(found), CPU, pin=True)
         del found
         with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
             received.copy_(sent, non_blocking=True)
             found, self._constant = function(tree.unflatten(inputs, self._inputs))
             self._like = tree.detach(found)
-            outputs = tree.leaves(self._like)
+            outputs = _on_device(found)  # what is on the CPU depends on the form alone
             buffer, places = _packed(outputs, device)
             _copy(places, outputs)
             returned.copy_(buffer, non_blocking=True)
@@ -76,8 +76,7 @@ class Recording:
 
     def start(self, inputs: Tree) -> Callable[[], Result]:
         """Replay on these inputs; return a function that waits for the result, on the CPU."""
-        if self._pending is not None:
-            self._pending()
+        self.end()
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         self._fill(tree.leaves(inputs))
         with torch.cuda.stream(self._stream):
@@ -86,10 +85,20 @@ class Recording:
         self._pending = cache(self._wait)
         return self._pending
 
+    def end(self) -> None:
+        """Wait for the replay under way, whose result is kept."""
+        if self._pending is not None:
+            self._pending()
+
     def _wait(self) -> Result:
         self._done.synchronize()
         self._pending = None
-        return tree.unflatten(self._like, [leaf.clone() for leaf in self._results]), self._constant
+        results = iter(self._results)
+        found = [
+            leaf if leaf.device.type == "cpu" else next(results).clone()
+            for leaf in tree.leaves(self._like)
+        ]
+        return tree.unflatten(self._like, found), self._constant
 
 
 class Graphs:
@@ -109,11 +118,14 @@ class Graphs:
         self._recordings: dict[Hashable, deque[Recording]] = {}
         self._room: dict[Hashable, int] = {}
 
-    def start(self, name: str | None, function: Function, inputs: Tree) -> Callable[[], Result]:
+    def start(
+        self, name: Hashable | None, function: Function, inputs: Tree
+    ) -> Callable[[], Result]:
         """Run a function; return another that waits for its result, on the CPU.
 
-        Calls with the same name and form of inputs must mean the same function of their inputs. A
-        call without a name is not recorded.
+        Calls with the same name and form of inputs must mean the same function of their inputs, and
+        what else the function uses must exist as long as this object. A call without a name is not
+        recorded.
         """
         if name is None or self.device.type != "cuda":
             return self._run(function, inputs)
@@ -127,18 +139,20 @@ class Graphs:
             try:
                 recordings.append(self._record(form, function, inputs))
             except RuntimeError as error:
-                cause = error.__context__ or error
-                self.refused[form] = f"{type(cause).__name__}: {cause}"
                 torch.cuda.synchronize(self.device)
                 if not recordings:
+                    cause = error.__context__ or error
+                    self.refused[form] = f"{type(cause).__name__}: {cause}"
                     return self._run(function, inputs)
                 self._room[form] = len(recordings)
         recordings.rotate(1)  # from the most recent to the one that has run for the longest time
         return recordings[0].start(inputs)
 
     def _record(self, form: Hashable, function: Function, inputs: Tree) -> Recording:
-        with torch.cuda.device(self.device):
+        here = torch.cuda.current_stream(self.device)  # a failed recording does not restore it
+        with torch.cuda.device(self.device), torch.cuda.stream(here):
             torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # as recording does, so that the sizes can be compared
             before = torch.cuda.memory_reserved()
             recording = Recording(function, inputs, self.device)
             size = max(torch.cuda.memory_reserved() - before, 1)
@@ -147,9 +161,23 @@ class Graphs:
         return recording
 
     def _run(self, function: Function, inputs: Tree) -> Callable[[], Result]:
-        found, constant = function(tree.to(inputs, self.device))
+        try:
+            found, constant = function(tree.to(inputs, self.device))
+        except torch.OutOfMemoryError:
+            if not any(self._recordings.values()):
+                raise
+            self.forget()
+            return self._run(function, inputs)
         result = tree.to(tree.detach(found), CPU), constant
         return lambda: result
+
+    def forget(self) -> None:
+        """Give back the memory of all recordings, once they have ended."""
+        for recordings in self._recordings.values():
+            for recording in recordings:
+                recording.end()
+            recordings.clear()
+        torch.cuda.empty_cache()
 
 
 def _packed(
@@ -178,4 +206,11 @@ def _copy(places: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
 
 def _form(part: Tree) -> Hashable:
     """Return the structure of a tree: the names, shapes, dtypes and devices of its leaves."""
-    return tuple((path, leaf.shape, leaf.dtype, leaf.device) for path, leaf in tree.items(part))
+    return tuple(
+        (path, leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
+        for path, leaf in tree.items(part)
+    )
+
+
+def _on_device(found: Tree) -> list[Tensor]:
+    return [leaf for leaf in tree.leaves(found) if leaf.device.type != "cpu"]

@@ -183,10 +183,10 @@ class Dataset:
     def on_gpu(self, device: torch.device) -> Dataset:
         """Return a dataset whose images or features are read from a copy on a GPU.
 
-        Texts, and data that take more than a quarter of the free memory, stay where they are.
+        Texts, and data that take more than a quarter of the GPU's memory, stay where they are.
         """
-        free = torch.cuda.mem_get_info(device)[0]
-        if isinstance(self.x, Tokens | RawTexts) or self.x.nbytes > free / 4:
+        memory = torch.cuda.mem_get_info(device)[1]
+        if isinstance(self.x, Tokens | RawTexts) or self.x.nbytes > memory / 4:
             return self
         dtype = torch.uint8 if self.kind == "images" else torch.float32
         copy = torch.empty(self.x.shape, dtype=dtype, device=device)

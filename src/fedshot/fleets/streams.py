@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import cycle
+from typing import Any
 
 import torch
 
@@ -31,6 +32,7 @@ class Streams(Sequential):
         super().__init__(host)
         self.graphs = {device: Graphs(device, most) for device in host.devices}
         self._ahead = most * len(host.devices)
+        self._methods: dict[int, Any] = {}
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies in the order of the cohort."""
@@ -53,7 +55,10 @@ class Streams(Sequential):
 
         inputs = dict(zip(ClientCall._fields[1:], call[1:], strict=True))
         # The episodes of a test differ from one evaluation to the next: not worth recording.
-        name = work.name if exchange.phase == "train" else None
+        name = None
+        if exchange.phase == "train":
+            self._methods[id(work.method)] = work.method  # kept, so that the number stays its own
+            name = id(work.method), work.name
         result = self.graphs[device].start(name, run, inputs)
         return lambda: self.host.finish(exchange, call, _reply(*result()))
 

@@ -87,6 +87,11 @@ class Learner(Protocol):
     """A model with a loss that `local_sgd` minimises and a way to classify queries."""
 
     @property
+    def model(self) -> Model:
+        """The network."""
+        ...
+
+    @property
     def max_way(self) -> int | None:
         """The largest number of classes of an episode; None for no limit."""
         ...

@@ -9,7 +9,7 @@ sent. Predictions on noise tell how far the models differ as functions, not on r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ def _ways(model: Model) -> int:
     return min(model.head.way, WAYS)
 
 
-@lru_cache(64)
+@cache  # unbounded: a recorded graph has the addresses
 def _draw(
     shape: tuple[int, ...], words: int, way: int, u: int, device: torch.device
 ) -> EvalEpisode:

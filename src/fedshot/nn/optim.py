@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
+from fedshot.core.devices import CPU
 from fedshot.core.errors import ConfigError
 from fedshot.core.ranges import Above0, Below1, NotNegative
 from fedshot.core.tree import Tree
@@ -83,7 +84,8 @@ class Optimizer:
         adam = self.name == "adam"
         first = tree.zeros_like(params) if adam or self.momentum else {}
         second = tree.zeros_like(params) if adam else {}
-        return OptState(torch.zeros((), dtype=torch.int64), first, second)
+        device = next((leaf.device for leaf in tree.leaves(params)), CPU)
+        return OptState(torch.zeros((), dtype=torch.int64, device=device), first, second)
 
     def update(
         self, grads: Tree, state: OptState, params: Tree, *, reuse: bool = False

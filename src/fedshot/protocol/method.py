@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from threading import Lock
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
@@ -257,6 +258,8 @@ def predict_by_model(
     ):
         embed = partial(learner.embed, params, stats)
         return predict_from_features(embed, nearest_prototypes, eval_episodes, clients)
+    if len(eval_episodes) and (device := eval_episodes[0].support_x.device).type == "cuda":
+        return _predict_on_gpu(model, eval_episodes, device)
     return predict_at_server(partial(learner.answer, params, stats), eval_episodes, clients)
 
 
@@ -274,23 +277,36 @@ def predict_at_server(
         return found
 
     every = range(len(eval_episodes))
-    if every and (device := eval_episodes[0].support_x.device).type == "cuda":
-        return _predict_on_gpu(predict, eval_episodes, Graphs(device))
     return [one(u) for u in every] if clients is None else clients.parallel_map(one, every)
 
 
+_GPU = Lock()  # several runs of one process may predict
+
+
+@cache
+def _graphs(device: torch.device) -> Graphs:
+    return Graphs(device, most=4)
+
+
 def _predict_on_gpu(
-    predict: Callable[[EvalEpisode], Tensor], eval_episodes: Sequence[EvalEpisode], graphs: Graphs
+    model: ServerModel, eval_episodes: Sequence[EvalEpisode], device: torch.device
 ) -> list[Prediction]:
-    waiting: list[Callable[[], Result]] = []
-    found: list[Tensor] = []
-    for u in range(len(eval_episodes)):
-        if u >= graphs.most:
-            found.append(waiting[u - graphs.most]()[0])
-        start = graphs.start("predict", lambda e: (predict(e).detach(), None), eval_episodes[u])
-        waiting.append(start)
-    found += [result()[0] for result in waiting[len(found) :]]
-    return [Prediction(u, None, logits) for u, logits in enumerate(found)]
+    """Predict every episode at the server, several at a time: see `Graphs`."""
+    learner, graphs = model.learner, _graphs(device)
+    name = learner, id(learner.model.table)  # equal models may have other word vectors
+
+    def run(inputs: Tree) -> Result:
+        return learner.answer(*inputs).detach(), None
+
+    with _GPU:
+        results: list[Callable[[], Result]] = []
+        try:
+            for eval_episode in eval_episodes:
+                inputs = model.params, model.stats, eval_episode
+                results.append(graphs.start(name, run, inputs))
+            return [Prediction(u, None, result()[0]) for u, result in enumerate(results)]
+        finally:
+            torch.cuda.synchronize(device)
 
 
 def predict_from_features(

@@ -113,7 +113,7 @@ class ClientRuntime:
         host = Host(method, data.dataset, data.partition, store, key, devices_of(device))
         if config.run.allocator == "keep":
             keep_freed_memory()
-        run = replace(config.run, threads=config.run.threads or 1, device=device)
+        run = replace(config.run, threads=config.run.threads or 1, workers=None, device=device)
         fleet = fleet_for(host, run, workers)
         return cls(method, fleet, data.clients, folder, run=run, tell=tell)
 

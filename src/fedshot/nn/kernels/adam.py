@@ -81,7 +81,10 @@ def _plain(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tens
 def _fused(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tensor) -> Moved:
     """Return the same by torch's CUDA kernel, which takes all leaves at once."""
     w, g, m, v = ([leaf.detach() for leaf in leaves] for leaves in zip(*four, strict=True))
-    w, m, v = ([leaf.clone() for leaf in leaves] for leaves in (w, m, v))
+    layout = torch.contiguous_format  # the kernel takes the four of a leaf in one layout
+    w, m, v = ([leaf.clone(memory_format=layout) for leaf in leaves] for leaves in (w, m, v))
+    g = [a if a.stride() == b.stride() else torch.empty_like(b).copy_(a)
+         for a, b in zip(g, w, strict=True)]  # fmt: skip
     torch._fused_adam_(
         w, g, m, v, [], [step.to(torch.float32)] * len(w), lr=lr, beta1=BETA1, beta2=BETA2,
         weight_decay=decay, eps=EPS, amsgrad=False, maximize=False,
