@@ -129,6 +129,7 @@ CASES = [
     for name in METHODS
     if (name, fleet) not in REFUSED
     for quick in [fleet == "sequential" and name in FIRST_FORMS]
+    if fleet == "sequential" or name in FIRST_FORMS
 ]
 
 
@@ -160,6 +161,7 @@ NOT_RECORDED = {"pfedfsl, without zeros"}
 GRAPHS = [
     pytest.param(name, marks=[] if name in {"fl_proto", "fedfsl_mi_adv"} else pytest.mark.slow)
     for name in METHODS
+    if name in FIRST_FORMS or name in NOT_RECORDED
 ]
 
 
