@@ -159,7 +159,7 @@ def test_a_method_has_the_numbers_of_a_cpu_and_does_not_wait(
 # Work whose kernels depend on values: it runs without recording.
 NOT_RECORDED = {"pfedfsl, without zeros"}
 GRAPHS = [
-    pytest.param(name, marks=[] if name in {"fl_proto", "fedfsl_mi_adv"} else pytest.mark.slow)
+    pytest.param(name, marks=[] if name == "fl_proto" else pytest.mark.slow)
     for name in METHODS
     if name in FIRST_FORMS or name in NOT_RECORDED
 ]
@@ -199,7 +199,9 @@ def test_clients_dealt_over_two_gpus_have_the_sums_of_one(tmp_path: Path) -> Non
             return Streams(Host(*parts, devices), most=2)
 
         with pretend_gpu():
-            run = Federation(METHODS["synthetic"], FleetCase("gpus", build), tmp_path / str(n))
+            run = Federation(
+                small(METHODS["fl_proto"]), FleetCase("gpus", build), tmp_path / str(n)
+            )
             found.append(run.train(2, choose=(5, 0, 3, 2, 4, 1)).everything())
     assert_same(*found)
 

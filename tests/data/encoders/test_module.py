@@ -137,7 +137,7 @@ def test_the_users_module_stays_as_it_is() -> None:
     assert all(p.requires_grad for p in module.parameters())
 
 
-@pytest.mark.parametrize("method", ["fedncm", "fl_proto"])
+@pytest.mark.parametrize("method", ["fedncm", pytest.param("fl_proto", marks=pytest.mark.slow)])
 def test_a_run_trains_resumes_and_predicts_with_its_encoder(method: str, tmp_path: Path) -> None:
     model = {"backbone": {"name": "mlp", "hidden": [] if method == "fedncm" else [8]}}
     settings = SMALL | {"model": model, "method": method}
