@@ -31,7 +31,7 @@ import torch
 from nets import build
 from plain import Task, average, proto_loss
 from torch import Tensor
-from work import RecipeRunner, Work, named
+from work import PreparedWork, Work, named
 
 from conformance.cases import METHODS
 from fedshot.config import settings as trees
@@ -254,7 +254,7 @@ def seconds(run: Callable[[], object], device: str, repeats: int) -> float:
     return sorted(found)[len(found) // 2]
 
 
-def ordinary(bench: RecipeRunner, device: str, repeats: int) -> float:
+def ordinary(bench: PreparedWork, device: str, repeats: int) -> float:
     """Return the seconds of a round of the ordinary simulator, in its faster memory layout.
 
     A copy of the module and torch's fused Adam for each client, its data on the GPU as floats. At
@@ -307,7 +307,7 @@ def speed(book: Book, device: str, *, few: bool) -> None:
         work = replace(case.work, clients=3, steps=2) if few else case.work
         if book.has("speed", work.name):
             continue
-        bench, repeats = RecipeRunner(work), 1 if few else 3
+        bench, repeats = PreparedWork(work), 1 if few else 3
         kind = (case.tf32, work.bf16)
         if kind not in tops:
             tops[kind] = ceiling(device, tf32=case.tf32, bf16=work.bf16)
@@ -331,7 +331,7 @@ def speed(book: Book, device: str, *, few: bool) -> None:
         })  # fmt: skip
 
 
-def _round(bench: RecipeRunner, fleet: str, options: RunOptions, repeats: int) -> float:
+def _round(bench: PreparedWork, fleet: str, options: RunOptions, repeats: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         store = PrivateStore(Path(folder))
         host = Host(bench.method, bench.dataset, bench.partition, store, bench.key, options.devices)
