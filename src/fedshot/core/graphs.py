@@ -60,7 +60,7 @@ class Recording:
             received.copy_(sent, non_blocking=True)
             found, self._constant = function(tree.unflatten(inputs, self._inputs))
             self._like = tree.detach(found)
-            outputs = _on_device(found)  # what is on the CPU depends on the form alone
+            outputs = _on_device(self._like)  # what is on the CPU depends on the form alone
             buffer, places = _packed(outputs, device)
             _copy(places, outputs)
             returned.copy_(buffer, non_blocking=True)

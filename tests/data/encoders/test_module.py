@@ -48,7 +48,7 @@ def conv4(width: int = 8, seed: int = 0) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten())
 
 
-class Letters(nn.Module):
+class LetterCounts(nn.Module):
     """Counts of letters: an encoder of texts."""
 
     def forward(self, texts: list[str]) -> Tensor:
@@ -190,7 +190,9 @@ def test_raw_texts_reach_a_module(tmp_path: Path) -> None:
     labels = [word for word in WORDS for _ in range(8)]
     settings = {key: value for key, value in SMALL.items() if key not in ("data", "split")}
     settings["split"] = {"random": [4, 3, 3]}
-    run = fs.train(settings, data=(texts, labels), encoder=Letters(), out=tmp_path, progress=False)
+    run = fs.train(
+        settings, data=(texts, labels), encoder=LetterCounts(), out=tmp_path, progress=False
+    )
     assert run.result is not None
     classifier = run.classifier().fit(["sun", "sun sun", "moon"], ["a", "a", "b"])
     query = tmp_path / "q.txt"
@@ -212,7 +214,7 @@ def test_copies_are_counted_among_the_texts_not_the_features() -> None:
     config = Config.of(settings | {"split": {"random": [4, 3, 3]}}).with_data(data)
     with pytest.raises(ConfigError, match="holds raw texts, which only"):
         FederatedDataset(config)
-    found = FederatedDataset(config.with_encoder(ModuleEncoder().hold(Letters())))
+    found = FederatedDataset(config.with_encoder(ModuleEncoder().hold(LetterCounts())))
     assert found.copies.identical == 2
 
 
