@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import fedshot as fs
-from data.encoders.test_module import SMALL, WORDS, Letters, conv4
+from data.encoders.test_module import SMALL, WORDS, LetterCounts, conv4
 from fedshot.cli.main import main
 from fedshot.core.errors import ConfigError
 from fedshot.data.sources.digits import Digits
@@ -77,9 +77,9 @@ def test_for_texts_the_trained_layers_are_exported(tmp_path: Path) -> None:
     settings = {key: TRAINED[key] for key in TRAINED if key not in ("data", "split")}
     settings["split"] = {"random": [4, 3, 3]}
     fs.train(
-        settings, data=(texts, labels), encoder=Letters(), out=tmp_path / "run", progress=False
+        settings, data=(texts, labels), encoder=LetterCounts(), out=tmp_path / "run", progress=False
     )
-    run = TrainedRun(tmp_path / "run", encoder=Letters())
+    run = TrainedRun(tmp_path / "run", encoder=LetterCounts())
     export(run, "torch-export", tmp_path / "out")
     assert json.loads((tmp_path / "out" / "encoder.json").read_text())["shape"] == [26]
     card = (tmp_path / "out" / "README.md").read_text()
