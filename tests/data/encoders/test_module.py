@@ -117,6 +117,17 @@ def test_the_number_of_threads_does_not_change_features(monkeypatch: pytest.Monk
     np.testing.assert_array_equal(*found)
 
 
+def test_a_long_computation_shows_its_progress(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedshot.data.encoders.encoded._EVERY", 0.0)
+    digits = Digits().load(None)
+    encoded(digits, load(conv4()))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"features of {BLOCK} of {len(digits):,} examples computed"
+    assert lines[-1] == f"features of {len(digits):,} of {len(digits):,} examples computed"
+
+
 def test_the_encoder_never_sees_more_than_a_block() -> None:
     seen: list[int] = []
 

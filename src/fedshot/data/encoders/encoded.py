@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +13,7 @@ from functools import partial
 
 import torch
 
+from fedshot.core.console import tell
 from fedshot.core.machine import arithmetic, begin_thread, cores
 from fedshot.data.dataset import Dataset, Encoding, Features
 from fedshot.data.encoders.frozen import Block, LoadedEncoder
@@ -19,6 +21,7 @@ from fedshot.data.files.encoded_cache import cached_features, in_memory
 from fedshot.data.raw_texts import RawTexts
 
 BLOCK = 32  # examples that the encoder sees at once; another number changes the last bits
+_EVERY = 10.0  # seconds between two lines on the progress
 
 
 def encoded(dataset: Dataset, encoder: LoadedEncoder) -> Dataset:
@@ -27,7 +30,7 @@ def encoded(dataset: Dataset, encoder: LoadedEncoder) -> Dataset:
     Its hash is that of the data and the encoder, so it is the same on all machines.
     """
     x = dataset.x.texts if isinstance(dataset.x, RawTexts) else dataset.pixels
-    blocks = partial(features_of, x, encoder)
+    blocks = partial(_with_progress, x, encoder)
     if encoder.options.cache:
         features = cached_features(dataset.name, _key(dataset, encoder), len(dataset), blocks)
     else:
@@ -35,6 +38,17 @@ def encoded(dataset: Dataset, encoder: LoadedEncoder) -> Dataset:
     known = _sha(dataset.digest, encoder.options.digest)
     encoding = Encoding(str(encoder.options.digest), dataset.shape, dataset)
     return replace(dataset, x=features, known_digest=known, encoding=encoding)
+
+
+def _with_progress(x: Block, encoder: LoadedEncoder) -> Iterator[Features]:
+    """Yield the features of consecutive blocks; print a line on stderr every ten seconds."""
+    done, shown = 0, time.monotonic()
+    for features in features_of(x, encoder):
+        yield features
+        done += len(features)
+        if time.monotonic() - shown >= _EVERY:
+            shown = time.monotonic()
+            tell(f"features of {done:,} of {len(x):,} examples computed")
 
 
 def features_of(x: Block, encoder: LoadedEncoder) -> Iterator[Features]:
