@@ -6,6 +6,7 @@ import difflib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedshot.config.load import Config, laid_over, load
 from fedshot.config.registry import NONE, long, written_out
 from fedshot.config.settings import Settings
 from fedshot.core import shutdown
-from fedshot.core.console import tell
+from fedshot.core.console import log_shown, tell
 from fedshot.core.errors import ConfigError, as_path
 from fedshot.data.class_split import random_shares
 from fedshot.data.encoders.module import held
@@ -120,7 +121,9 @@ def train(
         note(text, progress)
 
     with shutdown.interruptible():
-        experiment = Experiment(PreparedRun(chosen, data_dir), folder)
+        with log_shown() if progress else nullcontext():
+            prepared = PreparedRun(chosen, data_dir)
+        experiment = Experiment(prepared, folder)
         completed(
             experiment,
             shown(experiment, every=_EVERY) if progress else experiment.run(),

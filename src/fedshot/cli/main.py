@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ from typing import Any, NoReturn
 from fedshot import __version__
 from fedshot.cli.flower_arguments import Commands, add_flower
 from fedshot.core import shutdown
-from fedshot.core.console import print_in_any_encoding, tell
+from fedshot.core.console import log_shown, print_in_any_encoding, tell
 from fedshot.core.errors import ConfigError, FedshotError, nearest
 from fedshot.core.extras import require
 from fedshot.core.text import long_names
@@ -96,7 +97,8 @@ def _run(words: list[str]) -> int:
         _require_extra(options)
         module = importlib.import_module(f"fedshot.cli.{options.module}")
         command: Callable[[argparse.Namespace], int] = getattr(module, options.function)
-        return command(options)
+        with nullcontext() if getattr(options, "quiet", False) else log_shown():
+            return command(options)
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) or shutdown.asked.is_set():
             advice = _how_to_continue(options)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from typing import TextIO
 
 _KEPT = "\n\t\N{NO-BREAK SPACE}"
@@ -61,6 +63,25 @@ def say(text: str) -> None:
 def tell(text: str) -> None:
     """Print to stderr and flush."""
     _write(sys.stderr, text)
+
+
+class _Told(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        tell(record.getMessage())
+
+
+@contextlib.contextmanager
+def log_shown() -> Iterator[None]:
+    """Print on stderr what fedshot logs in this context, such as the progress of an encoder."""
+    log, handler = logging.getLogger("fedshot"), _Told()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
 
 
 def _write(stream: TextIO | None, text: str) -> None:

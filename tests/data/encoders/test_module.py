@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fedshot as fs
 from fedshot.config.load import Config
+from fedshot.core.console import log_shown
 from fedshot.core.errors import ConfigError, DataError, InputError
 from fedshot.data.encoders.encoded import BLOCK, encoded, features_of
 from fedshot.data.encoders.module import ModuleEncoder
@@ -122,7 +123,9 @@ def test_a_long_computation_shows_its_progress(
 ) -> None:
     monkeypatch.setattr("fedshot.data.encoders.encoded._EVERY", 0.0)
     digits = Digits().load(None)
-    encoded(digits, load(conv4()))
+    with log_shown():
+        encoded(digits, load(conv4()))
+    encoded(digits, load(conv4(seed=1)))  # logs, and prints nothing
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"features of {BLOCK} of {len(digits):,} examples computed"
     assert lines[-1] == f"features of {len(digits):,} of {len(digits):,} examples computed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from functools import partial
 
 import torch
 
-from fedshot.core.console import tell
 from fedshot.core.machine import arithmetic, begin_thread, cores
 from fedshot.data.dataset import Dataset, Encoding, Features
 from fedshot.data.encoders.frozen import Block, LoadedEncoder
@@ -21,7 +21,7 @@ from fedshot.data.files.encoded_cache import cached_features, in_memory
 from fedshot.data.raw_texts import RawTexts
 
 BLOCK = 32  # examples that the encoder sees at once; another number changes the last bits
-_EVERY = 10.0  # seconds between two lines on the progress
+_EVERY = 10.0  # seconds between two lines of the log
 
 
 def encoded(dataset: Dataset, encoder: LoadedEncoder) -> Dataset:
@@ -41,14 +41,15 @@ def encoded(dataset: Dataset, encoder: LoadedEncoder) -> Dataset:
 
 
 def _with_progress(x: Block, encoder: LoadedEncoder) -> Iterator[Features]:
-    """Yield the features of consecutive blocks; print a line on stderr every ten seconds."""
+    """Yield the features of consecutive blocks; log the progress every ten seconds."""
     done, shown = 0, time.monotonic()
     for features in features_of(x, encoder):
         yield features
         done += len(features)
         if time.monotonic() - shown >= _EVERY:
             shown = time.monotonic()
-            tell(f"features of {done:,} of {len(x):,} examples computed")
+            text = "features of %s of %s examples computed"
+            logging.getLogger("fedshot").info(text, f"{done:,}", f"{len(x):,}")
 
 
 def features_of(x: Block, encoder: LoadedEncoder) -> Iterator[Features]:
