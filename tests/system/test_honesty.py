@@ -44,7 +44,7 @@ FIRST = {"test": {"first_client_only": True}}
 WILD = {"method": {"optimizer": {"lr": 0.3}}}
 TOLD = [
     "NOT HONEST: the test classes chose the round",
-    "NOT HONEST: where clients answer, the first alone was scored",
+    "NOT HONEST: only the first client's predictions were scored",
 ]
 
 

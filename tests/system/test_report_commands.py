@@ -115,7 +115,7 @@ def test_runs_on_different_data_are_told_before_the_table_and_not_ranked(
     made(tmp_path / "own", CHOOSING, PROTO, own)
     assert main(words("compare", runs["proto-0"], tmp_path / "own", runs["local"])) == 0
     told = capsys.readouterr()
-    assert "different data, proto-0 on digits, own on own" in told.err
+    assert "different data: proto-0 on digits, own on own" in told.err
     assert "proto-0 and own are not ranked: their data differ." in told.out
     assert "proto-0 and local" in told.out or "proto-0 is" in told.out
     assert main(words("compare", runs["proto-0"], tmp_path / "own", "--json")) == 0

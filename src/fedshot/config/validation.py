@@ -57,7 +57,7 @@ def checked(cls: type[Any], path: str, given: Any, names: Mapping[str, str]) -> 
         names: the name of the chosen component for each key path.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value does not fit.
+        ConfigError: a key is unknown or missing, or a value does not fit its option's type.
     """
     try:
         adapter = _adapter(cls, path)  # type: ignore[arg-type]  # a class is hashable
@@ -231,7 +231,7 @@ def _refusal(
 
 
 def _fits_without_quotes(text: str, hint: Any) -> bool:
-    """Whether the value that YAML reads from a text fits an option's type."""
+    """Whether a text, read as unquoted YAML, fits an option's type."""
     try:
         value = parse(text, lambda _: False, origin="the text")
         _value_adapter(hint).validate_python(value)
