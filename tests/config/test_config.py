@@ -565,6 +565,6 @@ def test_data_of_a_program_are_recorded_by_their_hash() -> None:
     alone = Config.of({"data": mine})
     assert alone.settings["data"] == mine
     with pytest.raises(
-        DataError, match=rf"'digits' was in a program's memory, SHA-256 {dataset.digest}"
+        DataError, match=rf"'digits' was passed in Python, SHA-256 {dataset.digest}"
     ):
         alone.data.load(None)

@@ -129,7 +129,7 @@ def test_a_stopped_run_goes_on_with_the_same_episodes(
     ("change", "text"),
     [
         ({"partition": {"clients": 30}}, "an episode has 48 images"),
-        ({"episode": {"shot": 1, "query": 15}}, "a client may get images and no support"),
+        ({"episode": {"shot": 1, "query": 15}}, "a client may get images but no support"),
         ({"test": {"group": {"clients": 0, "spare": 3}}}, "spare is 3 and clients is 0"),
         ({"test": {"shot": 400}}, "cannot fill the test"),
         (

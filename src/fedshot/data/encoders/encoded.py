@@ -1,4 +1,4 @@
-"""The step from a dataset of images or raw texts to a dataset of features."""
+"""Turns a dataset of images or raw texts into a dataset of features."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def encoded(dataset: Dataset, encoder: LoadedEncoder) -> Dataset:
 
 
 def features_of(x: Block, encoder: LoadedEncoder) -> Iterator[Features]:
-    """Yield the features of consecutive blocks of images or texts.
+    """Yield the features of consecutive blocks of images or texts, float32 [k, d] each.
 
-    Each block is computed by one thread, so that their number does not change the features.
+    Each block is computed by one thread, so that the number of threads does not change them.
     """
     workers = cores() if encoder.parallel and encoder.device.type == "cpu" else 1
     running: deque[Future[Features]] = deque()

@@ -51,7 +51,7 @@ class InMemory(Source):
             return replace(loaded, standard=self.held.split(loaded))
         known = f", SHA-256 {self.digest}" if self.digest else ""
         raise DataError(
-            f"the dataset {self.dataset!r} was in a program's memory{known}, and no file "
-            "holds it. Create it again in Python, and resume the run with "
+            f"the dataset {self.dataset!r} was passed in Python{known}, and no file "
+            "contains it. Create it again in Python, and resume the run with "
             "fedshot.train(data=dataset, out=folder, resume=True)."
         )

@@ -41,7 +41,7 @@ class ImageNetSubset(Source):
 
     Args:
         size: side length of the images in pixels.
-        resize: scale images of another size; if false, they are an error.
+        resize: whether to scale images of another size; otherwise they are an error.
         file: zip or folder to read in the dataset's folder; null looks for a folder `images`, a
             .zip or class folders.
     """

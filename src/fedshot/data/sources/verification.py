@@ -1,4 +1,4 @@
-"""Compare a dataset on this machine with the publisher's dataset: hashes, counts, splits."""
+"""Compares a dataset on this machine with the publisher's dataset: hashes, counts, splits."""
 
 from __future__ import annotations
 
