@@ -1,4 +1,4 @@
-"""Tables of what exists (methods, datasets and options), and their display as text and HTML."""
+"""Tables of the methods, datasets and options, displayed as text or HTML."""
 
 from __future__ import annotations
 

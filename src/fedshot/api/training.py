@@ -133,8 +133,8 @@ def train(
 def resumed(folder: Path, chosen: Config, *, resume: bool, fix: str) -> Config:
     """Return the configuration with which to resume the run in `folder`.
 
-    It is `chosen`; if that sets no number of threads, the run's own number is used. Raises
-    ConfigError, which ends with the sentence `fix`, if `resume` is False. `Experiment` later checks
+    It is `chosen`, but if `chosen` sets no number of threads, the run's number is kept. Raises
+    ConfigError, with the sentence `fix` at the end, if `resume` is False. `Experiment` later checks
     that the run began with this configuration.
     """
     if not resume:
@@ -166,7 +166,7 @@ def completed(
 
     Args:
         experiment: the run.
-        records: the records of the rounds, which are trained as they are read.
+        records: yields the record of each round; reading it trains the round.
         opened: opens the tracker; called after the check that no other process trains here.
         notify: called with messages for the user.
     """

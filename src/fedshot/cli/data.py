@@ -75,7 +75,7 @@ def show(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress() -> Iterator[fetch.Progress]:
-    """Yield a callback that shows downloads: bars on a terminal, else a line per 10 MB."""
+    """Yield a callback that shows downloads: as bars on a terminal, otherwise a line per 10 MB."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

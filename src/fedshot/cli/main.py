@@ -172,7 +172,7 @@ def _replace_handler(number: signal.Signals, old: object, new: Any) -> None:
 
 
 def _how_to_continue(options: argparse.Namespace) -> str:
-    """Return what to type to continue the interrupted run or recipe; "" if none has begun."""
+    """Return advice on how to continue the interrupted command; "" if nothing has been written."""
     if options.command == "reproduce" and options.name not in ("list", "results"):
         return "the same command continues with the unfinished cells"
     folder: Path | None = options.run_folder

@@ -86,7 +86,7 @@ def _records(experiment: Experiment, options: argparse.Namespace) -> Iterator[Re
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Test the chosen round of a run on episodes whose way, shot, etc. the options can change."""
+    """Test the chosen round of a run; options can change the way, shot, etc. of the episodes."""
     held = run_folder.configuration(options.folder)
     given = {name: getattr(options, name) for name in ("way", "shot", "query", "episodes", "seed")}
     words = [f"--test.{name}={value}" for name, value in given.items() if value is not None]

@@ -5,8 +5,8 @@
     method: {name: fl_proto, local_steps: 10}
 
 `name` chooses a dataclass, and the other keys are its options. An omitted option takes the
-dataclass's default. An unknown key is an error, whose message suggests the nearest valid key. A
-file and the command line (`--method.local_steps 5`) give the same tree.
+dataclass's default. An unknown key is an error, whose message suggests the nearest valid key.
+Command-line options (`--method.local_steps 5`) are parsed into the same kind of tree as files.
 """
 
 from __future__ import annotations

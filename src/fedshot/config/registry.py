@@ -80,7 +80,7 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
 
 
 def unknown_option(path: str, names: Mapping[str, str]) -> str:
-    """Return the message for an option that does not exist, with what to write instead.
+    """Return the error message for an option that does not exist, with a suggested fix.
 
     `names` has the name of the chosen component for each key path.
     """

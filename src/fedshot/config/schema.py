@@ -77,7 +77,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How long to train, with how many clients, on which device, and what happens if clients fail.
+    """Length of training, clients per round, device, and handling of clients that fail.
 
     Args:
         rounds: number of communication rounds.

@@ -147,9 +147,9 @@ def _value_adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _accepting(hint: Any) -> Any:
-    """Return the type `hint`, adapted so that pydantic's strict mode accepts what YAML can hold.
+    """Return the type `hint`, adapted so that pydantic's strict mode accepts values from YAML.
 
-    A number is accepted where `hint` is a text, and a list where `hint` is a tuple. Integers are
+    A number is accepted where `hint` is `str`, and a list where `hint` is a tuple. Integers are
     limited to 64 bits.
     """
     origin, inner = get_origin(hint), get_args(hint)
@@ -198,7 +198,7 @@ def _refusal(
     error: ValidationError, path: str, given: Any, hints: Mapping[str, Any],
     names: Mapping[str, str],
 ) -> str:  # fmt: skip
-    """Return an error message: which value is wrong, what was expected, and how to fix it.
+    """Return an error message with the wrong value, the expected values and a fix.
 
     `hints` are the types of the options by key path.
     """

@@ -18,7 +18,7 @@ _SOME = 512  # bytes from the middle of an image, which suffice to distinguish m
 
 @dataclass(frozen=True)
 class Copies:
-    """Counts of examples that give the model exactly the same input as another example.
+    """Counts of examples that are exact copies of another example, as seen by the model.
 
     Args:
         examples: number of examples, without empty texts.
@@ -97,8 +97,8 @@ def _contents(dataset: Dataset, rows: Ints, most: int | None = None) -> Ints:
 def _sizes(group: Ints, other: Ints | None = None) -> Ints:
     """Return, for each row, the number of rows with its value in `group`, int64 [rows].
 
-    Values are from 0 on. If `other` is given, only rows that also have the same value in `other`
-    are counted.
+    Values are integers from 0. If `other` is given, only rows that also have the same value in
+    `other` are counted.
     """
     if other is not None:
         pairs = np.stack([group, other])

@@ -58,9 +58,9 @@ class Dataset:
     Examples are images (uint8 [n, H, W, C]), texts (`Tokens`, or `RawTexts` for an encoder), or
     features that an encoder has computed (float32 [n, d]).
 
-    `users` are user numbers from 0 on (int64 [n]), never names. `standard` is the class split that
-    the data define, if any. `skipped` describes the files that were skipped. `encoding` says how
-    `model.encoder` computed the features.
+    `users` are user numbers starting at 0 (int64 [n]), never names. `standard` is the class split
+    that the data define, if any. `skipped` describes the files that were skipped. `encoding` says
+    how `model.encoder` computed the features.
 
     `groups` are group numbers (int64 [n]). Examples of one group, such as frames of a video or
     images of a patient, are nearly alike. Within a class, an episode never has examples of one

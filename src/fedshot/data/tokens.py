@@ -21,7 +21,7 @@ Table: TypeAlias = npt.NDArray[np.float32]
 
 
 class Numbers(dict[str, int]):
-    """Assigns numbers to words or names, from 0 on, in the order of their first lookup."""
+    """Numbers words or names, starting at 0, in the order of their first lookup."""
 
     def __missing__(self, word: str) -> int:
         self[word] = number = len(self)

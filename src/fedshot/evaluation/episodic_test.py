@@ -233,7 +233,7 @@ class EpisodicTest:
         clients: Sequence[int],
         key: Key,
     ) -> EpisodicTest:
-        """Return a test of clients on their own classes, with one episode for each client.
+        """Return a test of clients on their own classes, one episode for each of `clients`.
 
         Support examples are from the client's rows in `train`, queries from its rows in `held`.
         """
@@ -329,7 +329,7 @@ T = TypeVar("T", bound=Mapping[str, Any])
 
 
 def checked_episodes(held: T) -> T:
-    """Return a score's JSON as it is; raise ValueError if `missing` contradicts `per_episode`."""
+    """Return a score's JSON unchanged; raise ValueError if `missing` contradicts `per_episode`."""
     marks, missing = held.get("per_episode", ()), held.get("missing", ())
     if marks and len({u for u in missing if u < len(marks) + len(missing)}) != len(missing):
         raise ValueError("`missing` does not name the episodes that `per_episode` lacks")

@@ -24,7 +24,8 @@ BLOCK = 32  # examples that the encoder sees at once; another number changes the
 def encoded(dataset: Dataset, encoder: LoadedEncoder) -> Dataset:
     """Return the dataset with features, float32 [n, d], in place of its images or raw texts.
 
-    Its hash is that of the data and the encoder, so it is the same on all machines.
+    Its hash is computed from the hashes of the data and the encoder, not from the features, so it
+    is the same on all machines.
     """
     x = dataset.x.texts if isinstance(dataset.x, RawTexts) else dataset.pixels
     blocks = partial(features_of, x, encoder)

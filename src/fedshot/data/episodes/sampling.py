@@ -2,8 +2,8 @@
 
 The C kernel draws many episodes in the time that numpy needs for one. It holds the GIL throughout,
 so that threads do not contend for the GIL at every random number. It uses numpy's generator and
-draws the same numbers as the numpy code here. If a version of numpy draws other numbers than the
-kernel, the kernel is not used.
+draws the same numbers as the numpy code here. If the installed numpy draws different numbers, the
+kernel is not used.
 """
 
 from __future__ import annotations

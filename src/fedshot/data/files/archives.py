@@ -1,7 +1,8 @@
 """One interface to read members of zip files, tar files and folders by name, without unpacking.
 
-Opening an archive with a member whose name is absolute or contains `..` raises DataError, although
-nothing is written to disk: it is malicious or broken, and other tools may unpack it.
+Opening an archive with a member whose name is absolute or contains `..` raises DataError. Nothing
+is ever written to disk here, but such an archive is malicious or broken, and other tools may unpack
+it.
 """
 
 from __future__ import annotations

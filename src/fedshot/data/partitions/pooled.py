@@ -63,8 +63,8 @@ class Dirichlet:
     Args:
         clients: number of clients, K.
         alpha: concentration of the distribution; small values give clients different classes.
-        balance_cap: give no more images to clients that already have n/K of the n images (the
-            balanced variant of the NIID-bench family).
+        balance_cap: whether to give no more images to clients that already have n/K of the n images
+            (the balanced variant of the NIID-bench family).
         redraws: maximum number of draws after the first.
     """
 

@@ -135,7 +135,7 @@ class Pool(Partition):
 
 
 class _PoolData(ClientData):
-    """The whole pool as one client's data; `share` gives this client's part of an episode."""
+    """The whole pool as one client's data; `share` returns this client's part of an episode."""
 
     def __init__(self, pool: Pool, client: int) -> None:
         super().__init__(pool.pool.dataset, pool.pool.indices)

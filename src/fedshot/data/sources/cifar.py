@@ -134,7 +134,7 @@ def _from_pngs(archive: Archive, name: str, names: tuple[str, ...], put: Put) ->
 
 
 class _Batch(NamedTuple):
-    """The content of one file of the publisher."""
+    """The images, labels and file names in one of the publisher's pickle files."""
 
     images: Pixels  # [rows, 3072], channels first
     labels: Ints

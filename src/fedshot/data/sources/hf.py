@@ -35,7 +35,7 @@ class HF(TextOptions, Source):
         text: column of the texts.
         image: column of the images.
         label: column of the classes.
-        user: column of the user, if known; users are stored only as numbers from 0 on.
+        user: column of the user, if known; users are stored only as numbers that start at 0.
         size: side in pixels of the square that images are resized to; null to keep their size,
             which must then be the same for all images.
         channels: 1 (grey) or 3 (colour).
@@ -66,7 +66,7 @@ class HF(TextOptions, Source):
         return self._load(data_dir, raw=False)
 
     def load_raw(self, data_dir: Path | None) -> Dataset:
-        """Read the split; texts stay as they are."""
+        """Read the split as `load` does, but without tokenising texts."""
         return self._load(data_dir, raw=True)
 
     def _load(self, data_dir: Path | None, *, raw: bool) -> Dataset:

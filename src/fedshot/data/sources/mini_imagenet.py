@@ -112,7 +112,7 @@ class MiniImageNet(ImageNetSubset):
 
 
 def _listed(archive: Archive, own: Sequence[Path]) -> _Rows | None:
-    """Return the rows of the csv files `own`, or of those in the archive; None if neither exist."""
+    """Return the rows of the csv files `own`, or else of those in the archive; None if none."""
     texts = [(str(path), read_text(path)) for path in own]
     if not own:
         by_name = {name.rsplit("/", 1)[-1]: name for name in archive.names}

@@ -43,7 +43,8 @@ class Texts(TextOptions, Source):
         path: the file, relative to the working directory.
         text: the column, or key, of the text; "0" for the first value of an array.
         label: the column, or key, of the class, which is a word or a number.
-        user: the column, or key, of the user, if known; users are stored as numbers from 0 on.
+        user: the column, or key, of the user, if known; users are stored as numbers that start at
+            0.
     """
 
     path: str
