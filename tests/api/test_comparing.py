@@ -35,13 +35,13 @@ def test_runs_on_other_data_are_not_ranked(first, small, arrays, tmp_path):
         progress=False,
     )  # fmt: skip
     found = fs.compare(first, other)
-    assert found.warning.startswith("these are results on different data")
+    assert found.warning.startswith("the results are on different data: ")
     assert found.sentences == ["first and other are not ranked: their data differ."]
     assert found.table["other"]["outcome"] is None
 
 
 def test_what_the_command_refuses_is_refused(first, tmp_path):
-    with pytest.raises(fs.ConfigError, match="is the only one; a comparison needs two"):
+    with pytest.raises(fs.ConfigError, match="is given; expected two runs"):
         fs.compare(first)
     with pytest.raises(fs.ConfigError, match="is named twice"):
         fs.compare(first, first.path)

@@ -69,7 +69,7 @@ def test_each_entry_of_a_mapping_is_a_client():
     assert found.users.tolist() == [0, 0, 1, 1, 1, 1]
     assert found.y.tolist() == [1, 0, 0, 0, 0, 0]
     assert (found.x == np.concatenate([PIXELS[:2], PIXELS])).all()
-    with pytest.raises(fs.DataError, match="has clients of its own"):
+    with pytest.raises(fs.DataError, match="one of these names clients itself"):
         fs.as_dataset({"north": (*pair, [0, 0])})
     with pytest.raises(fs.DataError, match="empty mapping"):
         fs.as_dataset({})

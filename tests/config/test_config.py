@@ -95,8 +95,8 @@ def test_what_is_merged_in_gives_way_and_is_not_given_twice(tmp_path: Path) -> N
         ("run:\n  rounds: 1\n  rounds: 2", "line 3: 'run.rounds' is given twice"),
         ("run:\n  rounds: 1\nrun.rounds: 2", "line 3: 'run.rounds' is given twice"),
         ("run.rounds: 2\nrun:\n  rounds: 1", "line 3: 'run.rounds' is given twice"),
-        ("a: &x {b: *x}", "an anchor holds itself"),
-        ("a: &x [*x]", "an anchor holds itself"),
+        ("a: &x {b: *x}", "an anchor contains itself"),
+        ("a: &x [*x]", "an anchor contains itself"),
         ("[1]: 2", "a key is a list or a tree"),
         ("a: " + "[" * 600, "nested too deeply"),
         ("a: !!python/object:os.system {}", "os.system' is not known here. Leave it out."),
@@ -216,7 +216,7 @@ def test_another_kind_drops_what_it_does_not_have_and_says_so(words: list[str]) 
     assert Config.of(settings).settings["method"]["local_steps"] == 7
     assert "inner" not in settings["method"]
     assert notices == [
-        "the file's method.inner left out: of 'fedfsl_naive', and method is now 'fl_proto'; "
+        "ignored from the file: method.inner, set for 'fedfsl_naive'; method is now 'fl_proto'; "
         "method.local_steps stays"
     ]
 
@@ -226,7 +226,7 @@ def test_an_option_of_the_same_name_and_another_type_is_another_option() -> None
     settings, notices = override(file, ["--method", "fedavg_probe"])
     assert Config.of(settings).settings["method"]["probe"] == "mean"
     assert notices == [
-        "the file's method.probe left out: of 'fedbabu', and method is now 'fedavg_probe'; "
+        "ignored from the file: method.probe, set for 'fedbabu'; method is now 'fedavg_probe'; "
         "method.local_steps stays"
     ]
 
@@ -235,7 +235,7 @@ def test_a_partition_chosen_on_the_command_line_leaves_out_the_other_ones_option
     file = {"partition": {"name": "dirichlet", "clients": 6, "alpha": 1.0}}
     settings, notices = override(file, ["--partition.name", "iid"])
     assert Config.of(settings).settings["partition"] == {"name": "iid", "clients": 6}
-    assert "partition.alpha left out: of 'dirichlet'" in notices[0]
+    assert "partition.alpha, set for 'dirichlet'" in notices[0]
     assert override({"model": {"head": {"way": 7}}}, ["--model.head", "none"])[1]
 
 
@@ -536,7 +536,7 @@ def test_a_value_that_older_versions_took_is_refused_with_what_to_set() -> None:
 def test_settings_replaced_without_their_parts_are_refused() -> None:
     config = replace(Config.of({}), seed=1)
     other = Config.of({"seed": 2}).settings
-    with pytest.raises(ConfigError, match=r"parts .* are not.*Config\.of\(settings\)"):
+    with pytest.raises(ConfigError, match=r"settings were replaced.*Config\.of\(settings\)"):
         replace(config, settings=other)
     assert replace(config, settings=other, seed=2).settings == other
     assert config.with_threads(3).settings["run"]["threads"] == 3
@@ -565,6 +565,6 @@ def test_data_of_a_program_are_recorded_by_their_hash() -> None:
     alone = Config.of({"data": mine})
     assert alone.settings["data"] == mine
     with pytest.raises(
-        DataError, match=rf"'digits' was in a program's memory, SHA-256 {dataset.digest}"
+        DataError, match=rf"'digits' was passed in Python, SHA-256 {dataset.digest}"
     ):
         alone.data.load(None)

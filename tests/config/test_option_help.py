@@ -75,7 +75,7 @@ def test_a_place_is_listed(words: list[str], said: str, capsys: pytest.CaptureFi
         (["model.head", "cosin"], "there is no model.head 'cosin'. Did you mean 'cosine'"),
         (
             ["run", "--markdown", "pages"],
-            "--markdown writes the pages of all places. Leave out the place.",
+            "--markdown writes the pages of all sections. Leave out ",
         ),
     ],
 )

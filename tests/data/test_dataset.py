@@ -88,7 +88,7 @@ def test_identical_examples_are_counted_within_and_across_classes_and_parts():
     texts = made(x=Tokens(ids, offsets, table, 2), y=np.zeros(5, np.int64), class_names=("a",))
     assert Copies.of(texts, (np.arange(5),)) == Copies(3, 2, within=2)
     said = str(Copies(200, 2, within=2))
-    assert said.startswith("2 of 200 examples are identical to another one: 2 to one of their cl")
+    assert said.startswith("2 of 200 examples are identical to another one: 2 to one of the same")
     assert said.endswith("remove the copies from the data.")
     assert "remove" not in str(Copies(201, 2, within=2))
 
@@ -195,5 +195,5 @@ def test_a_random_split_draws_classes_that_have_an_example():
     gaps = Dataset("gaps", np.zeros((10, 2, 2, 1), np.uint8), y, tuple(map(str, range(18))))
     split = ClassSplit.at_random(gaps, 2, 1, 2, Key(0))
     assert sorted((*split.base, *split.validation, *split.novel)) == [0, 3, 4, 9, 17]
-    with pytest.raises(DataError, match="it has 5 classes, and 13 numbers or names without an"):
+    with pytest.raises(DataError, match="it has 5 classes with examples, and 13 without"):
         ClassSplit.at_random(gaps, 3, 1, 2, Key(0))

@@ -312,7 +312,7 @@ def test_the_command_writes_either_and_says_what_it_left_out(
     for wrong in ((), ("--tests", "--client", "1")):
         code, _, err = said(*wrong, *data, str(tmp_path / "a.npz"))
         assert code == 2
-        assert "give --client with its number, or --tests" in err
+        assert "give --client with a number, or --tests" in err
 
 
 def test_hosts_that_read_words_in_other_ways_do_not_train_together(

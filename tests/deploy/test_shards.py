@@ -168,7 +168,7 @@ def test_clients_with_tests_of_their_own_are_dealt_for_a_server_with_the_data(
     own += ["--episode.way", "3", "--episode.shot", "1", "--episode.query", "1"]
     assert main([*words, *own, "--partition.way", "3"]) == 0
     assert sorted(path.name for path in (tmp_path / "dealt").iterdir()) == ["node-0", "node-1"]
-    assert "start the server on the whole dataset" in capsys.readouterr().err
+    assert "the server needs the whole dataset" in capsys.readouterr().err
     assert main([*words, *own, "--partition.way", "3"]) == 0, "the same deal may be written again"
     capsys.readouterr()
     words[words.index("2")] = "3"

@@ -400,7 +400,7 @@ def test_what_another_kind_leaves_out_is_told_on_stderr(
 ) -> None:
     words = ["run", "--config", str(written(tmp_path)), "--out", str(tmp_path), "--run.rounds", "1"]
     assert main([*words, "--partition", "iid"]) == 0
-    assert "partition.alpha left out: of 'dirichlet'" in capsys.readouterr().err
+    assert "partition.alpha, set for 'dirichlet'" in capsys.readouterr().err
 
 
 def test_the_command_runs_as_a_program() -> None:

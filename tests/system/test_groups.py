@@ -72,7 +72,7 @@ def test_a_method_without_rounds_says_so(
     path = settings_file(tmp_path, method={"name": "frl_frozen", "batch": 8})
     assert main(["run", "--config", path, "--out", str(tmp_path), "--quiet"]) == 0
     assert main(["evaluate", str(tmp_path / "run"), "--rounds", "1"]) == 2
-    assert "frl_frozen does not train at test" in capsys.readouterr().err
+    assert "frl_frozen does not train during the test" in capsys.readouterr().err
 
 
 def test_all_methods_of_a_table_sit_the_same_groups(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_stopped_run_goes_on_with_the_same_episodes(
     ("change", "text"),
     [
         ({"partition": {"clients": 30}}, "an episode has 48 images"),
-        ({"episode": {"shot": 1, "query": 15}}, "a client may get images and no support"),
+        ({"episode": {"shot": 1, "query": 15}}, "a client may get images but no support"),
         ({"test": {"group": {"clients": 0, "spare": 3}}}, "spare is 3 and clients is 0"),
         ({"test": {"shot": 400}}, "cannot fill the test"),
         (

@@ -44,7 +44,7 @@ FIRST = {"test": {"first_client_only": True}}
 WILD = {"method": {"optimizer": {"lr": 0.3}}}
 TOLD = [
     "NOT HONEST: the test classes chose the round",
-    "NOT HONEST: where clients answer, the first alone was scored",
+    "NOT HONEST: only the first client's predictions were scored",
 ]
 
 
@@ -78,7 +78,7 @@ def test_a_run_on_data_of_a_program_records_their_hash_and_asks_for_them_again(
         for command in ("resume", "evaluate"):
             assert main.main([command, str(folder)]) == 2
             text = capsys.readouterr().err
-            assert "'negatives' was in a program's memory" in text
+            assert "'negatives' was passed in Python" in text
             assert "fedshot.train(data=dataset, out=folder, resume=True)" in text
     again = run_folder.configuration(folders[0]).with_data(whole)
     assert [record.round for record in Experiment(PreparedRun(again), folders[0]).run()] == [1, 2]
@@ -106,8 +106,8 @@ def test_copied_examples_are_told_before_round_1_and_on_the_page(
     config.write_text(yaml.safe_dump(merged(SMALL, changes)), encoding="utf-8")
     assert main.main(["run", "--config", str(config), "--out", str(tmp_path)]) == 0
     said = (
-        "noise: 240 of 240 examples are identical to another one: 240 to one of their class, 0 to "
-        "one of another class, 0 to one of another part"
+        "noise: 240 of 240 examples are identical to another one: 240 to one of the same class, 0 "
+        "to one of another class, 0 to one of another part"
     )
     told = capsys.readouterr().err
     assert said in told

@@ -115,7 +115,7 @@ def test_runs_on_different_data_are_told_before_the_table_and_not_ranked(
     made(tmp_path / "own", CHOOSING, PROTO, own)
     assert main(words("compare", runs["proto-0"], tmp_path / "own", runs["local"])) == 0
     told = capsys.readouterr()
-    assert "different data, proto-0 on digits, own on own" in told.err
+    assert "different data: proto-0 on digits, own on own" in told.err
     assert "proto-0 and own are not ranked: their data differ." in told.out
     assert "proto-0 and local" in told.out or "proto-0 is" in told.out
     assert main(words("compare", runs["proto-0"], tmp_path / "own", "--json")) == 0
@@ -157,7 +157,7 @@ def test_what_cannot_be_compared_is_refused(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folders, said in (
-        ([runs["local"]], "is the only one; a comparison needs two."),
+        ([runs["local"]], "is given; expected two runs, or two cells of recipes."),
         ([tmp_path / "nothing"], "nothing does not exist. Name two runs"),
         ([runs["local"], runs["local"]], "is named twice"),
         ([runs["local"], tmp_path], "holds no run"),
@@ -201,7 +201,7 @@ def test_cells_of_a_recipe_are_compared_as_their_seeds_would_be(
     out = " ".join(capsys.readouterr().out.split())
     assert "fedfsl-sent140 small-tune4 mi/noniid-5" in out
     assert main(words("compare", files[0], runs["local"])) == 2
-    assert "Name runs, or cells of recipes." in capsys.readouterr().err
+    assert "Name only folders of runs, or only files of recipes' cells." in capsys.readouterr().err
 
 
 def test_report_writes_one_page_of_runs(

@@ -219,8 +219,8 @@ def test_digits_that_everybody_has_stand_in_for_mnist_and_it_is_said(tmp_path: P
     words = ("reproduce", "fedfsl-fig6", "--plan", "--data-dir", str(tmp_path))
     done = reproduce(tmp_path, *words)
     assert "holds no half of the set" in done.stderr
-    assert "digits takes its place (--budget digits)" in done.stderr
+    assert "digits is used instead (--budget digits)" in done.stderr
     assert "budget digits" in done.stdout
     asked = reproduce(tmp_path, *words, "--budget", "small")
-    assert "takes its place" not in asked.stderr
+    assert "is used instead" not in asked.stderr
     assert "no data" in asked.stdout

@@ -105,7 +105,7 @@ def test_a_run_with_nodes_goes_on_there(tmp_path: Path, capsys: pytest.CaptureFi
     folder = finished(tmp_path / "runs" / "small").folder
     (folder / "flower.json").write_text("{}")
     assert main(words(tmp_path)) == 2
-    assert "live on nodes. Go on with `fedshot resume" in capsys.readouterr().err
+    assert "are on Flower nodes. Continue it with `fedshot resume" in capsys.readouterr().err
 
 
 def test_fewer_rounds_than_are_trained_are_no_end(
@@ -144,7 +144,7 @@ def test_a_folder_without_locks_is_told(
 
     monkeypatch.setattr(fcntl, "flock", refused)
     assert main(words(tmp_path)) == 0
-    assert "has no locks: make sure that no other process trains there" in capsys.readouterr().err
+    assert "has no locks: make sure that no other process" in capsys.readouterr().err
 
 
 def test_lost_clients_are_told_beside_json(

@@ -67,7 +67,7 @@ def test_a_table_of_answers(
         p = [float(row["p(digit 8)"]), float(row["p(digit 9)"])]
         assert float(row["confidence"]) == max(p)
         assert sum(p) == pytest.approx(1, abs=2e-6)
-    assert "12 files answered; learnt from 10 files of 2 classes" in err
+    assert "12 files classified; learnt from 10 files of 2 classes" in err
 
 
 def test_json_lines_into_a_file_and_nothing_else_when_quiet(
@@ -98,7 +98,7 @@ def test_files_that_cannot_be_read_are_skipped_and_counted(
     assert predict(run, folders, "--page", page) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1 + 13
-    assert "13 files answered, 5 skipped, 1 file of other kinds left out (.doc 1), 1 linked" in err
+    assert "13 files classified, 5 skipped, 1 file of other kinds left out (.doc 1), 1" in err
     assert "folder not followed; learnt from 10 files of 2 classes (1 of the examples" in err
     for words in ("cut.png cannot", "empty.jpg cannot", "deep.png has pixels of mode I;16",
                   "link.png is a link out of its folder", "bad.png cannot"):  # fmt: skip
@@ -178,7 +178,7 @@ def test_texts_in_files_are_answered(
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 4
     assert "blank.txt has no words" in err
-    assert "3 files answered, 1 skipped" in err
+    assert "3 files classified, 1 skipped" in err
     assert said[26] in page.read_text(encoding="utf-8")
 
 
@@ -200,7 +200,7 @@ def test_texts_in_tables_are_answered_by_line(
     ]  # fmt: skip
     assert "q.jsonl, line 2 has no words" in err
     assert "q.jsonl, line 3: 'text' is empty or NoneType; expected a text" in err
-    assert "2 texts answered, 2 skipped; learnt from 4 texts of 2 classes" in err
+    assert "2 texts classified, 2 skipped; learnt from 4 texts of 2 classes" in err
     shown = page.read_text(encoding="utf-8")
     assert said[26] in shown
     assert said[24] in shown
@@ -223,7 +223,7 @@ def test_what_lies_beside_the_classes_is_counted_and_spellings_are_refused(
     support, query = folders
     (support / "beside.png").write_bytes((query / "8-8.png").read_bytes())
     assert predict(run, folders) == 0
-    assert "12 files answered, 1 file beside the class folders left out" in capsys.readouterr().err
+    assert "12 files classified, 1 file beside the class folders left" in capsys.readouterr().err
     (support / "digit 8 ").mkdir()
     (support / "digit 8 " / "1.png").write_bytes((query / "8-8.png").read_bytes())
     assert predict(run, folders) == 2

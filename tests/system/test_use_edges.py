@@ -228,7 +228,7 @@ def test_predict_prints_what_a_threshold_rests_on(
     err = capsys.readouterr().err
     assert f"Run `fedshot calibrate {run.folder} --way 2 --shot 5`" in err
     assert "expected calibration error there" in err
-    assert "are turned away, which there accepted" in err
+    assert "are rejected. On the validation classes, this accepted" in err
     (run.folder / "calibration.json").unlink()
 
 
@@ -282,7 +282,7 @@ def test_numbers_of_nothing_are_refused_and_places_are_checked_first(
     )
     monkeypatch.setattr("fedshot.cli.use.predict_files", lambda *_: pytest.fail("answered first"))
     assert predict(run, folders, "--to", folders[0] / "missing" / "out.csv") == 2
-    assert "missing is no folder. Make it" in capsys.readouterr().err
+    assert "missing is not a folder. Create it" in capsys.readouterr().err
     assert len(opened) == 1
 
 

@@ -1,1 +1,1 @@
-"""The Python API that `import fedshot` offers: train, open runs, compare, list what exists."""
+"""The Python API of `import fedshot`: train, sweep, open and compare runs, list methods."""

@@ -29,8 +29,8 @@ class Comparison:
 
     Args:
         rows: the results, then the baselines.
-        differences: for each result but the first: the first minus it, and whether both are on the
-            same data. Results on different data are not ranked.
+        differences: for each result but the first, a pair: the first result minus this one, and
+            whether both are on the same data. Results on different data are not ranked.
         warning: a sentence if some results are on different data; else "".
     """
 
@@ -40,11 +40,12 @@ class Comparison:
 
     @property
     def table(self) -> Listing:
-        """The results as rows, with accuracies in [0, 1]; `difference` is the first minus the row.
+        """The results as rows, with accuracies in [0, 1].
 
-        `difference_interval` is the half-width of its 95 % interval, and `outcome` says whether the
-        first is "above" or "below" the row, or the difference "unclear". All three are None for
-        the first row, for baselines, and on different data.
+        `difference` is the accuracy of the first row minus that of this row, and
+        `difference_interval` the half-width of its 95 % interval. `outcome` says whether the first
+        row is "above" or "below" this row; it is "unclear" if the interval includes zero. All three
+        are None for the first row, for baselines, and for rows on other data.
         """
         held = {id(found.other): found for found, same in self.differences if same}
         names = ("accuracy", "interval", "episodes", "seeds", "bytes_down", "bytes_up", "seconds")
@@ -59,7 +60,7 @@ class Comparison:
 
     @property
     def sentences(self) -> list[str]:
-        """What each difference says, and what its interval covers."""
+        """Sentences for each difference: its size, and whether its interval covers seeds."""
         first = self.rows[0]
         return [
             reports.describe(first, found) if same else
@@ -94,11 +95,11 @@ class Comparison:
 
 
 def compare(*runs: TrainingRun | str | os.PathLike[str]) -> Comparison:
-    """Compare the first run with each of the others; print or convert the result as a table.
+    """Compare the first run with each of the others; the result prints as a table.
 
     Two runs with the same test episodes are compared episode by episode (paired). Runs that differ
     only in the seed share a row, unless that would leave a single row. Results of recipes can be
-    compared in the same way: the files below `results/`, one for each cell of a recipe's table.
+    compared in the same way: pass their files below `results/`, one for each cell of a table.
 
     Args:
         runs: two or more runs, or their folders.
@@ -118,25 +119,26 @@ def compare(*runs: TrainingRun | str | os.PathLike[str]) -> Comparison:
 
 
 def compared(paths: Sequence[Path]) -> Comparison:
-    """Compare runs, given their folders, or cells of recipes, given their files: see `compare`."""
+    """Compare runs or cells of recipes as `compare` does, given their folders or result files."""
     check_once(paths)
     if not paths:
-        raise ConfigError("no runs are given; a comparison needs two, or two cells of recipes.")
+        raise ConfigError("no runs are given; expected two runs, or two cells of recipes.")
     if len(paths) < 2:
         (one,) = paths
         if not one.exists():
             raise ConfigError(f"{one} does not exist. Name two runs, or two cells of recipes.")
-        raise ConfigError(f"{one} is the only one; a comparison needs two.")
+        raise ConfigError(f"only {one} is given; expected two runs, or two cells of recipes.")
     files = [path for path in paths if path.is_file()]
     if files and len(files) < len(paths):
         raise ConfigError(
-            f"{files[0]} is a file, and others are folders. Name runs, or cells of recipes."
+            f"{files[0]} is a file, and others are folders. Name only folders of runs, or only "
+            "files of recipes' cells."
         )
     found, baselines = (_cells(files), []) if files else _rows(paths)
     (first, data), *others = found
     elsewhere = [f"{printable(row.label)} on {of}" for row, of in others if of != data]
     warning = (
-        f"these are results on different data, {printable(first.label)} on {data}, "
+        f"the results are on different data: {printable(first.label)} on {data}, "
         f"{joined(elsewhere)}. Their accuracies do not say which method is better."
     )
     differences = tuple((reports.compare(first, other), of == data) for other, of in others)
@@ -152,11 +154,16 @@ def write_report(
 
     Args:
         folders: folders of the runs.
-        to: the file; None for report.html in the folder of a single run, or else in this folder.
-        title: title of the page; None for the runs' labels.
+        to: the file; None for report.html, in the run's folder if there is a single run, and
+            otherwise in the current folder.
+        title: title of the page; None to make one from the runs' labels.
         with_data: whether to load data and models for the figures that need them.
         data_dir: folder of downloaded datasets.
-        notify: called with a message for each method whose data are loaded.
+        notify: called with a message before the data of a group of runs are loaded.
+
+    Raises:
+        ConfigError: a folder is named twice.
+        CheckpointError: a folder holds no run.
     """
     check_once(folders)
     groups = reports.grouped([reports.Run.read(folder) for folder in folders])
@@ -169,7 +176,7 @@ def write_report(
     views = {}
     if with_data:
         for label, runs in groups.items():
-            notify(f"{printable(label)}: looking at its data and model")
+            notify(f"{printable(label)}: loading its data and model")
             views[label] = reports.data_views(runs[0].folder, data_dir)
     path = to or Path(folders[0] if len(folders) == 1 else "", "report.html")
     names = joined([printable(label) for label in groups])
@@ -189,7 +196,7 @@ def check_once(folders: Sequence[Path]) -> None:
 def _rows(
     folders: Sequence[Path],
 ) -> tuple[list[tuple[reports.ComparisonRow, str]], list[reports.ComparisonRow]]:
-    """Return pairs (table row, name of its data), and rows of the baselines.
+    """Return pairs (table row, name of its data), and the rows of the baselines.
 
     Runs that differ only in the seed share a row, unless that would leave a single row.
     """
@@ -226,10 +233,11 @@ def _named(
 ) -> list[tuple[reports.ComparisonRow, str]]:
     """Return each row with the name of its data.
 
-    If different data share a name, the beginning of their hash is added to every name.
+    If different data share a name, every name is followed by the first characters of the data's
+    hash.
 
-    A row is taken to be on the same data as the first row in two cases: their test episodes are
-    equal, or the names of their data are equal and the hash of one of them is unknown.
+    A row counts as being on the first row's data in two cases: both rows have the same test
+    episodes, or their data have the same name and one of the two hashes is unknown.
     """
     (first, data), *_ = found
     own = [

@@ -1,4 +1,4 @@
-"""Reports on the terminal which clients' replies were lost or rejected, why, and how often.
+"""Messages that say which clients' replies were lost or rejected, why, and how often.
 
 A run may lose a client in every round and still reach its quorum. Without this report, nobody would
 notice a broken machine.
@@ -24,7 +24,8 @@ _REASON = 300  # maximum length of a reason
 class FaultReport:
     """Follows the rounds of a run and reports faults: replies that were lost or rejected.
 
-    A client is named at its first round with a fault, and again at its 10th, 100th and 1,000th.
+    A client is named in its first round with a fault, then in its 10th, its 100th and so on. At
+    most 10 lines are printed per run.
 
     Args:
         folder: folder of the run; `metrics.jsonl` in it lists all faults.
@@ -49,7 +50,7 @@ class FaultReport:
             if self._lines < _MOST and _is_power_of_ten(times := self._rounds[client]):
                 self._lines += 1
                 begin = f"round {record.round}: lost or rejected reply of client {client}"
-                often = "" if times == 1 else f", for the {times:,}th round"
+                often = "" if times == 1 else f", its {times:,}th round with a fault"
                 yield f"{begin}{often}: {why}" + (
                     f". Further faults are only in {self._folder / 'metrics.jsonl'}"
                     if self._lines == _MOST
@@ -73,7 +74,7 @@ class FaultReport:
 
 
 def lost_or_rejected(n: int) -> str:
-    """Return the number of lost or rejected replies, with these words."""
+    """Return a phrase such as "3 lost or rejected replies"."""
     return count(n, "lost or rejected reply", "lost or rejected replies")
 
 

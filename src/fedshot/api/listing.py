@@ -1,4 +1,4 @@
-"""Tables of what exists (methods, datasets and options), and their display as text and HTML."""
+"""Tables of the methods, datasets and options, displayed as text or HTML."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Listing:
         if isinstance(key, int):
             return self._rows[key]
         if key not in self.names:
-            raise KeyError(f"there is no {key!r}. {nearest(key, self.names)}")
+            raise KeyError(f"there is no row {key!r}. {nearest(key, self.names)}")
         return self._rows[self.names.index(key)]
 
     @property
@@ -89,7 +89,7 @@ class Listing:
 
 
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return an HTML table; every cell is escaped."""
+    """Return the HTML of a table, with the text of every cell escaped."""
 
     def line(tag: str, cells: Sequence[Any]) -> str:
         inner = "".join(f'<{tag} style="text-align: left">{escape(_cell(one))}</{tag}>'
@@ -101,7 +101,7 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def data_frame(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
-    """Return a DataFrame. Raises ConfigError, which names the extra, without pandas."""
+    """Return a DataFrame with these columns. Raises ConfigError if pandas is not installed."""
     require("pandas", "a DataFrame")
     import pandas as pd
 
@@ -109,10 +109,10 @@ def data_frame(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
 
 
 def methods() -> Listing:
-    """Return the methods: name, summary, and the paper that each follows.
+    """Return a table of the methods: name, summary, and the paper that each implements.
 
-    Methods that the program has registered are included. `fedshot.options(name)` lists the options
-    of a method with their defaults.
+    It includes the methods that your own code has registered. `fedshot.options(name)` lists the
+    options of a method with their defaults.
 
     Example:
         ```python
@@ -126,7 +126,7 @@ def methods() -> Listing:
 
 
 def datasets(data_dir: str | None = None) -> Listing:
-    """Return the sources of data: name, whether the data are there, and a summary.
+    """Return a table of the data sources: name, where the data are, and a summary.
 
     Args:
         data_dir: folder of downloaded datasets; by default $FEDSHOT_DATA.
@@ -176,7 +176,10 @@ def options(place: str, name: str | None = None) -> Listing:
 
 
 def availability(name: str, folder: Path) -> str:
-    """Return where the data of a source or publisher are, or how to get them."""
+    """Return where the data of a source or publisher are, such as "downloaded" or "included".
+
+    If they are missing, the text says how to get them.
+    """
     if name not in PUBLISHERS:
         if SOURCES[name] is InMemory:
             return "in memory"

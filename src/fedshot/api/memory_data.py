@@ -1,4 +1,4 @@
-"""Datasets from data in memory: arrays, tables, other libraries' datasets, or one per client."""
+"""Makes datasets from data in memory: arrays, tables, or datasets of other libraries."""
 
 from __future__ import annotations
 
@@ -62,14 +62,15 @@ def as_dataset(
     - `(X, y)` or `(X, y, client)`: examples, their classes, and the client of each example.
     - a pandas DataFrame or a Hugging Face `Dataset`, whose columns are named below.
     - a torch `Dataset` of pairs (example, class); its `classes`, if any, name the classes.
-    - a mapping `{client: data}`, where the data of each client are any of the above and name no
-      clients. Client k is the k-th key of the mapping.
+    - a mapping `{client: data}`, where the data of each client are any of the above, without a
+      client for each example. Client k is the k-th key of the mapping.
 
-    Images are arrays [n, H, W, C] or [n, H, W], uint8 or floats in [0, 1], tensors also
-    [n, C, H, W]; or a sequence of arrays, PIL images, bytes of files, or paths. Texts are strings,
-    or paths of other files than images; they need a file of word vectors, or `raw`. Features that
-    an encoder has computed are an array [n, d]. A run records the SHA-256 of the data, not the
-    data: to resume it, give the same data again.
+    Images are an array [n, H, W, C] or [n, H, W] of uint8, or of floats in [0, 1]; a tensor may
+    also be [n, C, H, W]. They can also be a sequence of arrays, PIL images, paths, or the bytes of
+    image files. Texts are strings, or paths of files that are not images. They need a file of word
+    vectors, or `raw=True`. Features that an encoder has computed are an array [n, d].
+
+    A run records only the SHA-256 of the data. To resume it, pass the same data again.
 
     Args:
         data: the data, as above.
@@ -77,14 +78,15 @@ def as_dataset(
         column: column of the examples; by default "text", "image" or "path".
         label: column of the classes.
         client: column of the clients; by default "client", if there is one.
-        size: side in pixels of the square that images are resized to; None if all have one size.
+        size: side in pixels of the square that images are resized to; None to keep their size,
+            which must then be the same for all images.
         channels: 1 (grey) or 3 (colour). By default arrays keep their channels, and PIL images and
             image files become colour.
         vectors: file of word vectors in GloVe's format; None for GloVe 6B from the data folder.
         dim: dimension of the GloVe 6B vectors, if `vectors` names no other file.
-        cut: maximum number of words of a text; later words are dropped.
+        cut: maximum number of words per text; later words are dropped.
         data_dir: folder of downloaded datasets, to find GloVe; by default $FEDSHOT_DATA.
-        raw: whether to keep texts as they are, for `model.encoder`, without word vectors.
+        raw: whether to keep texts as strings, for `model.encoder`, instead of using word vectors.
 
     Raises:
         DataError: the examples cannot be read, a label is missing, images differ in size, or the
@@ -138,13 +140,13 @@ def _examples(data: Any, column: str | None, label: str, client: str | None) -> 
 
 
 def _of_clients(parts: Sequence[_Examples]) -> _Examples:
-    """Return the examples of all clients; client k has those of part k."""
+    """Return the examples of all parts as one; the examples of part k belong to client k."""
     if not parts:
         raise DataError("data is an empty mapping; expected a dataset for each client.")
     if any(part.clients is not None for part in parts):
         raise DataError(
-            "data is a mapping from clients to datasets, and a dataset in it has clients of its "
-            "own. Leave them out, or pass one dataset with all clients."
+            "data is a mapping from clients to datasets, and one of these names clients itself. "
+            "Leave these clients out, or pass one dataset with all clients."
         )
     examples = [part.x for part in parts]
     stackable = all(
@@ -164,7 +166,7 @@ def _of_table(table: Any, column: str | None, label: str, client: str | None) ->
         if column is None:
             raise DataError(
                 f"the table has the columns {', '.join(names)}, and none is named 'text', 'image' "
-                "or 'path'. Name the column of the examples by as_dataset(..., column=...)."
+                "or 'path'. Name the column of the examples with as_dataset(..., column=...)."
             )
     if client is None and "client" in names:
         client = "client"
@@ -197,7 +199,7 @@ def _of_pairs(data: Any) -> _Examples:
 
 
 def _numbers(clients: Sequence[Any], n: int) -> Ints:
-    """Return the number of each example's client: the position of its name in sorted order."""
+    """Return the client number of each example, int64 [n]: the rank of the client's name."""
     try:
         return encoded(labels_of(clients, n))[1].astype(np.int64)
     except InputError as error:
@@ -225,8 +227,8 @@ def _features(x: Any) -> Features | None:
         widths = sorted({len(row) for row in x})
         if len(widths) > 1:
             raise DataError(
-                f"rows of features have {widths[0]} to {widths[-1]} numbers; expected as many in "
-                "each row."
+                f"rows of features have {widths[0]} to {widths[-1]} numbers; expected the same "
+                "number in every row."
             )
         rows = np.stack([array_of(r, "the features") if isinstance(r, Tensor) else r for r in x])
     if rows.ndim != 2 or rows.dtype.kind not in "fiu":
@@ -251,7 +253,7 @@ def _pixels(x: Any, size: int | None, channels: int | None) -> Pixels:
         if image.shape != first:
             raise DataError(
                 f"images differ in shape: image 0 has {list(first)}, image {i} has "
-                f"{list(image.shape)}. Give them one size by as_dataset(..., size=...), and "
+                f"{list(image.shape)}. Resize them with as_dataset(..., size=...), and set "
                 "`channels` if some are grey."
             )
     return np.stack(images)
@@ -281,13 +283,13 @@ def _image(one: Any, i: int, size: int | None, channels: int | None) -> Pixels:
 
 
 def _array(images: Tensor) -> np.ndarray[Any, Any]:
-    """Return a tensor of images [n, C, H, W], [n, H, W, C] or [n, H, W] with channels last."""
+    """Return images [n, C, H, W], [n, H, W, C] or [n, H, W] as an array with channels last."""
     array = array_of(images, "the images")
     return _channels_last(array) if array.ndim == 4 else array
 
 
 def _channels_last(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return images [..., C, H, W] of a tensor as [..., H, W, C] if C is 1 or 3 and W is not."""
+    """Return images with channels last: [..., C, H, W] is transposed if C is 1 or 3 and W not."""
     if array.ndim > 2 and array.shape[-3] in (1, 3) and array.shape[-1] not in (1, 3):
         return np.moveaxis(array, -3, -1)
     return array

@@ -28,12 +28,13 @@ def shown(
 ) -> Iterator[Record]:  # fmt: skip
     """Train the remaining rounds, yield each round's record, and show progress on stderr.
 
-    It is a bar on a terminal, one output that is updated in a notebook, and lines elsewhere.
+    Progress is a bar on a terminal, a cell output that is updated in place in a notebook, and a
+    line per round elsewhere.
 
     Args:
         experiment: the run.
         rounds: whether to show the rounds; otherwise only lost or rejected replies are reported.
-        every: least number of seconds between two lines; the last round always has one.
+        every: minimum number of seconds between two lines; the last round is always shown.
     """
     peeks = chose_by_test(experiment.config.settings)
     name = "test (NOT HONEST: it chooses the round)" if peeks else "validation"

@@ -32,9 +32,10 @@ class SweepPoint:
     """A point of a sweep: one value for each swept option.
 
     Args:
-        label: the options in short, such as "lr 0.001, local_steps 5".
-        options: values of the swept options, by key path.
-        rank: its place by validation accuracy, from 1; None if it has not finished, or diverged.
+        label: short text of the values, such as "lr 0.001, local_steps 5".
+        options: values of the swept options, keyed by key path.
+        rank: position by validation accuracy, 1 for the best; None for a point that has not
+            finished, or has diverged.
         validation: validation accuracy in [0, 1], the mean over seeds; None without a rank.
         interval: half-width of the 95 % interval over episodes, the mean over seeds.
         deviation: standard deviation over seeds; None for a single seed.
@@ -57,7 +58,7 @@ class SweepPoint:
 
     @property
     def runs(self) -> list[TrainingRun]:
-        """Its runs, one for each seed. Raises CheckpointError if a folder holds none."""
+        """The runs of the point, one for each seed. Raises CheckpointError if one is missing."""
         return [TrainingRun(folder) for folder in self.folders]
 
     def __str__(self) -> str:
@@ -94,7 +95,7 @@ class SweepResult:
     def best(self) -> SweepPoint | None:
         """The point with the highest validation accuracy, the only one that is tested.
 
-        None if a training failed, or if all points diverged; `state` of the points says why.
+        None if a training failed or if all points diverged; the `state` of each point says why.
         """
         return next((self._point(row) for row in self._rows if row["chosen"]), None)
 
@@ -135,20 +136,21 @@ def sweep(
 ) -> SweepResult:
     """Train with several values of some options, and test the best point by validation.
 
-    A point is one value for each option in `over`. Points are ranked by validation accuracy, the
-    mean over seeds; the test is evaluated for the first alone, once every point has finished. It
-    is what `fedshot sweep` does. The same call continues a stopped sweep, and a call with more
-    values, options or seeds adds to it. A training that fails is not raised: it is the `state` of
-    its point, and there is no best point.
+    A point is one value for each option in `over`. Points are ranked by their validation accuracy,
+    averaged over seeds. Once every point has finished, only the best one is tested. `fedshot sweep`
+    does the same on the command line. The same call continues a stopped sweep, and a call with more
+    values, options or seeds adds to it. A failed training raises no error: the `state` of its point
+    reports it, and there is no best point.
 
     Args:
         config: a YAML file, or a mapping with its content: the settings that all points share.
-        over: key path -> values. These are a list, or a text as for `--set`: "1,2,4", or for
-            `random` and `optuna` a range, "log:1e-4,1e-2", "uniform:0,1" or "int:1,8".
-        seeds: trainings of each point, with seeds 0, 1, ...
-        jobs: processes at once; None for as many as cores and memory allow.
+        over: key path -> values, as a list or as a text in the form of `--set`, such as "1,2,4".
+            With `random` or `optuna`, it can also be a range: "log:1e-4,1e-2", "uniform:0,1" or
+            "int:1,8".
+        seeds: number of trainings of each point, with seeds 0, 1, ...
+        jobs: number of processes at once; None for as many as cores and memory allow.
         out: folder of the sweep; by default `sweeps/<name>`, with the name of the configuration.
-        random: number of points to draw, instead of all combinations of the values.
+        random: number of points to draw at random, instead of all combinations of the values.
         optuna: number of points that Optuna proposes, with the extra `optuna`.
         data: the name of a source such as "digits", or the settings of `data`.
         data_dir: folder of downloaded datasets; by default $FEDSHOT_DATA.
@@ -156,10 +158,10 @@ def sweep(
         settings: sections and options of the configuration, as for `fedshot.train`.
 
     Raises:
-        ConfigError: a setting or a space of values is wrong, there are no validation classes, or
+        ConfigError: a setting or a search space is wrong, there are no validation classes, or
             `out` holds a sweep of another configuration or of other data.
         DataError: the data are missing or too small.
-        CheckpointError: the file of the sweep is damaged.
+        CheckpointError: the file in `out` that describes the sweep is damaged.
         BusyError: another process trains in `out`.
 
     Example:
@@ -174,7 +176,7 @@ def sweep(
     if data is not None and not (isinstance(data, str) or is_settings(data)):
         raise ConfigError(
             f"data is a {type(data).__name__} in memory, which the processes of a sweep cannot "
-            "read. Save it to a file of the source 'npz' or 'folder', and name that source."
+            "read. Save it as files that the source 'npz' or 'folder' reads, and name that source."
         )
     given, _ = given_settings(data, settings)
     tree, notices = merged_settings(config, given)
@@ -191,14 +193,14 @@ def sweep(
 
 
 def default_folder(settings: Settings) -> Path:
-    """Return the folder of a sweep for which none is named."""
+    """Return the default folder of a sweep, `sweeps/<name>`."""
     return Path("sweeps") / str(settings.get("name", "sweep"))
 
 
 def completed_sweep(made: Sweep, *, show: bool) -> tuple[Rows, list[Path]]:
-    """Train the points, test the best and write the tables; return their rows and paths.
+    """Train the points, test the best and write the tables; show progress on stderr if `show`.
 
-    `show` is whether to show progress on stderr.
+    Returns the rows of the tables, and the paths of the files written.
     """
     from fedshot.recipes import sweep_tables
     from fedshot.recipes.job_progress import show_jobs
@@ -215,7 +217,7 @@ def completed_sweep(made: Sweep, *, show: bool) -> tuple[Rows, list[Path]]:
 
 
 def _space(path: str, values: Any) -> tuple[str, Space]:
-    """Return an option's key path and search space, from a text or from several values."""
+    """Return an option's key path and its search space, given as a text or as a list of values."""
     if isinstance(values, str):
         return named_space(path, values)
     if not isinstance(values, Iterable) or isinstance(values, Mapping):
@@ -226,7 +228,7 @@ def _space(path: str, values: Any) -> tuple[str, Space]:
 
 
 def _json_value(what: str, value: Any) -> Any:
-    """Return a value as it is read back from a JSON file, with arrays as lists."""
+    """Return a value in JSON's types, with arrays as lists. Raises ConfigError for other types."""
 
     def plain(one: Any) -> Any:
         if isinstance(one, Mapping):

@@ -52,34 +52,34 @@ def train(
     progress: bool = True,
     **settings: Any,
 ) -> TrainingRun:
-    """Train a method with the data of its clients, test it, and return the run.
+    """Train a method on clients' data, test it, and return the run.
 
-    Settings are those of a configuration file: sections as mappings (`run={"rounds": 10}`), a
-    method or dataset also by its name alone (`method="fl_proto"`), and `name` and `seed`. Key paths
-    work as well: `**{"run.rounds": 10}`. `rounds`, `clients`, `way`, `shot` and `query` can be
-    given without a section; the last three then hold for training and test. Keyword arguments are
-    merged over `config`. `fedshot.options` lists all settings.
+    Settings are those of a configuration file, and override those of `config`. A section is a
+    mapping (`run={"rounds": 10}`). A method or dataset can also be given by name
+    (`method="fl_proto"`), and a single option by its key path (`**{"run.rounds": 10}`). `rounds`,
+    `clients`, `way`, `shot` and `query` need no section; the last three then apply to training and
+    to the test. `fedshot.options` lists all settings.
 
-    Data in memory may be anything that `fedshot.as_dataset` takes. If neither the data
-    nor the settings (`split`) assign classes to training, validation and test, the classes are
-    drawn at random with `test.seed`. A fifth of them, but at least one, are for validation, as many
-    for the test, and the rest for training. If the data name a client for each example, these are
-    by default the clients that train.
+    Data in memory may be anything that `fedshot.as_dataset` takes. If neither the data nor the
+    settings (`split`) assign classes to training, validation and test, the classes are assigned at
+    random with `test.seed`: a fifth of them (at least one) to validation, as many to the test, and
+    the rest to training. If the data name a client for each example, these are the clients of the
+    run by default.
 
-    An interrupt (Ctrl-C) raises KeyboardInterrupt. The run continues after its last checkpoint,
-    which every round has by default, if the same call is repeated with `resume=True`.
+    An interrupt (Ctrl-C) raises KeyboardInterrupt. Repeat the same call with `resume=True` to
+    continue from the last checkpoint; by default, every round has one.
 
     Args:
         config: a YAML file, or a mapping with its content.
         data: data in memory, the name of a source such as "digits", or the settings of `data`.
         encoder: a frozen `torch.nn.Module` that computes features before training, or a function
-            that returns one; the settings `model.encoder` name others. It takes images as float
-            [n, C, H, W] in [0, 1], or a list of n texts, and returns features [n, d].
-        out: folder of the run; `runs/<name>` by default. A configuration without a name gets that
-            of the folder.
-        resume: continue the run in `out`, if there is one; the result is then bitwise equal to
-            that of an uninterrupted run. Repeat its settings, or give none, or only those that
-            may change, such as `rounds`.
+            that returns one. It takes images as float [n, C, H, W] in [0, 1], or a list of n texts,
+            and returns features [n, d]. To use one of fedshot's encoders, set `model.encoder`.
+        out: folder of the run; `runs/<name>` by default. A configuration without a name takes the
+            folder's name.
+        resume: whether to continue the run in `out`, if there is one; the result is then bitwise
+            equal to that of an uninterrupted run. Repeat its settings, or give none, or only those
+            that may change, such as `rounds`.
         data_dir: folder of downloaded datasets; by default $FEDSHOT_DATA.
         tracker: "tensorboard", "wandb" or "mlflow", with the extra `tracking`.
         progress: whether to show progress and notices on stderr; otherwise nothing is printed, and
@@ -136,9 +136,9 @@ def train(
 def resumed(folder: Path, chosen: Config, *, resume: bool, fix: str) -> Config:
     """Return the configuration with which to resume the run in `folder`.
 
-    It is `chosen`, with the run's own number of threads unless `chosen` sets one. Raises
-    ConfigError with the sentence `fix` unless `resume` is set. `Experiment` checks that the run
-    began with this configuration.
+    It is `chosen`, but if `chosen` sets no number of threads, the run's number is kept. Raises
+    ConfigError, with the sentence `fix` at the end, if `resume` is False. `Experiment` later checks
+    that the run began with this configuration.
     """
     if not resume:
         raise ConfigError(f"{folder} holds a run already. {fix}.")
@@ -154,8 +154,8 @@ def check_here_trained(folder: Path) -> None:
     """Raise ConfigError if the clients of a run are on the nodes of a Flower deployment."""
     if (folder / run_folder.NODES).exists():
         raise ConfigError(
-            f"the clients of {folder} live on nodes. Go on with `fedshot resume {folder}`, or "
-            "choose another name."
+            f"the clients of the run {folder} are on Flower nodes. Continue it with `fedshot "
+            f"resume {folder}`, or choose another name."
         )
 
 
@@ -169,14 +169,15 @@ def completed(
 
     Args:
         experiment: the run.
-        records: the records of the rounds, which are trained as they are read.
-        opened: returns the tracker, once the folder is known to be free.
+        records: yields the record of each round; reading it trains the round.
+        opened: opens the tracker; called after the check that no other process trains here.
         notify: called with messages for the user.
     """
     with experiment.alone() as lock:  # checked first: trackers need not hear of it
         if not lock.held:
             notify(
-                f"{experiment.folder} has no locks: make sure that no other process trains there"
+                f"the file system of {experiment.folder} has no locks: make sure that no other "
+                "process trains there"
             )
     for text in experiment.notices():
         notify(text)
@@ -200,7 +201,7 @@ def tracker_of(
 
 
 def note(text: str, progress: bool) -> None:
-    """Show a notice on stderr, or without `progress` log it."""
+    """Show a notice on stderr if `progress`, otherwise log it."""
     if progress:
         tell(text)
     else:
@@ -210,14 +211,17 @@ def note(text: str, progress: bool) -> None:
 def merged_settings(
     config: str | os.PathLike[str] | Mapping[str, Any] | None, given: Settings
 ) -> tuple[Settings, list[str]]:
-    """Merge settings over a YAML file, or a mapping with its content; return also the notices."""
+    """Merge settings over those of a YAML file or a mapping; return them and notices to show."""
     if not isinstance(config, Mapping):
         config = {} if config is None else load(as_path("config", config))
     return laid_over(config, given)
 
 
 def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, Any]:
-    """Return the settings that keyword arguments give, and the data if they are in memory."""
+    """Return the settings from keyword arguments, and `data` if it is in memory, else None.
+
+    Raises ConfigError if an argument looks like a misspelt option.
+    """
     given: Settings = {}
     for key, value in settings.items():
         close = difflib.get_close_matches(key, _WITHOUT_SECTION, 1, 0.75)
@@ -239,14 +243,14 @@ def is_settings(data: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a configuration has it: paths as text, mappings as dicts."""
+    """Return a value in a configuration's types: paths become text, mappings become dicts."""
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _config(tree: Settings, data: Any, encoder: Any) -> Config:
-    """Return the configuration, with data or an encoder that are in memory."""
+    """Return the configuration, with the data and the encoder passed in memory, if any."""
     chosen = Config.of(tree) if data is None else _with_data(tree, data, raw=encoder is not None)
     if encoder is None:
         return chosen
@@ -254,7 +258,7 @@ def _config(tree: Settings, data: Any, encoder: Any) -> Config:
 
 
 def _with_data(tree: Settings, data: Any, *, raw: bool) -> Config:
-    """Return the configuration for data in memory, with a partition and a split by default."""
+    """Return the configuration for data in memory, with a default partition and class split."""
     dataset = as_dataset(data, raw=raw or trees.at(tree, "model.encoder.name") not in (None, NONE))
     tree = {key: value for key, value in tree.items() if key != "data"}
     if dataset.users is not None:

@@ -1,4 +1,4 @@
-"""A run in a folder, as Python sees it: result, history, clients, plot, report, classifier."""
+"""Access from Python to a run's folder: result, history, clients, plot, report, classifier."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class RunResult:
     """The result of a run's test.
 
     Args:
-        accuracy: mean over the test episodes, in [0, 1].
-        interval: half-width of its 95 % interval over episodes.
+        accuracy: mean accuracy over the test episodes, in [0, 1].
+        interval: half-width of the 95 % interval of `accuracy` over episodes.
         episodes: number of test episodes.
         round: the round that was tested.
-        chosen_by: what chose the round, such as "validation".
-        baselines: name of a baseline on the same episodes -> (accuracy, interval).
-        clients: number of a client -> its accuracy; empty if the server's model predicts.
+        chosen_by: how the round was chosen, such as "validation".
+        baselines: name of a baseline -> (accuracy, interval) on the same episodes.
+        clients: client number -> accuracy of the client; empty if the server's model predicts.
         worst_tenth: mean accuracy of the tenth of the clients with the lowest accuracy; None if
             `clients` is empty.
         tasks: hash of the test episodes; results with equal hashes can be compared by episode.
-        tested: description of the test, such as its way and shot; its `marks`, if any, say why the
-            result is not a fair estimate.
+        tested: description of the test, such as its way and shot; `tested.marks` says why the
+            result is not a fair estimate, and is empty if it is one.
     """
 
     accuracy: float
@@ -69,11 +69,11 @@ class RunResult:
 
 
 class TrainingRun:
-    """A run in a folder. Files are read when an attribute is used, so a run can still be training.
+    """A run in a folder. Each use of an attribute reads the files, so the run may still train.
 
     Args:
         folder: folder of the run.
-        encoder: the module of `model.encoder`, if the run got it in Python.
+        encoder: the encoder that was passed to `fedshot.train`, if any.
 
     Raises CheckpointError if the folder holds no run.
     """
@@ -90,7 +90,7 @@ class TrainingRun:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The whole configuration, as in config.yaml; `fedshot.train` takes it, also changed."""
+        """The whole configuration, as in config.yaml. Change it and pass it to `fedshot.train`."""
         return run_folder.written(self._path)
 
     @property
@@ -158,11 +158,11 @@ class TrainingRun:
         })  # fmt: skip
 
     def plot(self) -> Figure:
-        """Return a figure of the accuracy during training, in percent, which can be edited.
+        """Return a matplotlib figure of the accuracy during training, in percent.
 
-        It shows validation episodes with their 95 % interval or, without validation, the clients'
-        training episodes. Raises CheckpointError if no accuracy was recorded, and ConfigError
-        without the extra `reports`.
+        The accuracy is on validation episodes, with its 95 % interval; without validation, it is on
+        the clients' training episodes. Raises CheckpointError if no accuracy was recorded, and
+        ConfigError if the extra `reports` is not installed.
 
         Example:
             ```python
@@ -259,7 +259,7 @@ class TrainingRun:
 def open_run(folder: str | os.PathLike[str], encoder: Any = None) -> TrainingRun:
     """Open the run in a folder, finished or not.
 
-    `encoder` is the module of `model.encoder`, if the run got it in Python.
+    `encoder` is the encoder that was passed to `fedshot.train`, if any.
 
     Raises CheckpointError if the folder holds no run.
 
@@ -290,7 +290,7 @@ def _result(run: Run) -> RunResult:
 
 
 def _figure() -> Figure:
-    """Return an empty figure that notebooks show, also without pyplot."""
+    """Return an empty figure that notebooks can show although pyplot did not make it."""
     from matplotlib.figure import Figure
 
     class NotebookFigure(Figure):

@@ -38,7 +38,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _made(name: str, words: list[str]) -> Method[Any]:
-    """Return the method named `name` for the checks' small dataset, with settings `words`."""
+    """Return the method `name` for the checks' small dataset; `words` are command-line settings."""
     settings, _ = load.override(_SMALL | {"method": {"name": name}}, words)
     chosen = Config.of(settings)
     return chosen.method(chosen.model.of(SHAPE, None), tuple(range(CLASSES)), CLIENTS)

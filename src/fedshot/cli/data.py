@@ -20,11 +20,11 @@ from fedshot.data.sources.registry import SOURCES
 from fedshot.runs.prepare import FederatedDataset
 
 PROBLEM = 2
-_VECTORS = "Word vectors for the texts of other sources."
+_VECTORS = "Word vectors for sources of texts."
 
 
 def list_sources(options: argparse.Namespace) -> int:
-    """Print each data source: its name, whether its files are here, and a description."""
+    """Print each data source: its name, where its data are, and a description."""
     folder = data_folder(options.data_dir)
     rows = [(row["name"], row["available"], row["summary"]) for row in datasets(options.data_dir)]
     rows += [(name, availability(name, folder), _VECTORS) for name in PUBLISHERS.keys() - SOURCES]
@@ -36,7 +36,7 @@ def list_sources(options: argparse.Namespace) -> int:
 
 
 def get(options: argparse.Namespace) -> int:
-    """Fetch a dataset from its publisher."""
+    """Download a dataset from its publisher, and print each file with its size and checksum."""
     if options.name in SOURCES and options.name not in PUBLISHERS:
         raise DataError(f"{options.name} needs no download: {summary(SOURCES[options.name])}")
     with _progress() as progress:
@@ -59,7 +59,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print facts about a dataset and its partition among clients, and draw figures of both."""
+    """Print facts about a dataset and its partition among clients, and save figures of both."""
     words: list[str] = options.settings
     if words and not words[0].startswith("--"):
         options.settings = ["--data.name", *words]
@@ -75,7 +75,7 @@ def show(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress() -> Iterator[fetch.Progress]:
-    """Yield a callback that shows downloads: bars on a terminal, else a line per 10 MB."""
+    """Yield a callback that shows downloads: as bars on a terminal, otherwise a line per 10 MB."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

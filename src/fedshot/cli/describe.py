@@ -21,9 +21,11 @@ def methods(options: argparse.Namespace) -> int:
 
 
 def options(chosen: argparse.Namespace) -> int:
-    """Print the sections or the options of one, or write the Markdown pages of all options."""
+    """Print an overview of the sections, or help on one, or write Markdown pages of all options."""
     if chosen.markdown and chosen.place:
-        raise ConfigError("--markdown writes the pages of all places. Leave out the place.")
+        raise ConfigError(
+            f"--markdown writes the pages of all sections. Leave out {chosen.place!r}."
+        )
     if chosen.markdown:
         chosen.markdown.mkdir(parents=True, exist_ok=True)
         for name, text in option_help.pages().items():

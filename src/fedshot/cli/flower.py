@@ -114,7 +114,7 @@ def _train(
     if options.tracker:
         check_tracker(options.tracker)
     if (chosen.run.cohort or len(prepared.clients)) == 1:
-        tell("The cohort is one client: the server sees its update without an average over others.")
+        tell("The cohort is one client, so the server sees that client's update, not an average.")
     log = (lambda _: None) if options.quiet else tell
     with ExitStack() as stack:
         if deployment.server:
@@ -136,7 +136,7 @@ def _train(
 
 
 def deal(options: argparse.Namespace) -> int:
-    """Write the data of all clients, into one folder for each node."""
+    """Write the data of all clients, one folder for each node, and the server's test data."""
     federated = FederatedDataset(chosen_config(options), options.data_dir)
     clients = federated.clients
     _check("nodes", options.nodes, 1, len(clients))
@@ -153,7 +153,7 @@ def deal(options: argparse.Namespace) -> int:
             f"--clients {held.replace(' ', '')} --examples {most}"
         )
     if federated.own_tests:  # tests on own examples need the clients' data
-        tell("Clients are tested on their own examples: start the server on the whole dataset.")
+        tell("Clients are tested on their own examples: the server needs the whole dataset.")
         return 0
     write_server_tests(options.to / "server", federated)
     say(f"{options.to / 'server'}: the test data, for a server without the training data")
@@ -161,9 +161,9 @@ def deal(options: argparse.Namespace) -> int:
 
 
 def pack(options: argparse.Namespace) -> int:
-    """Write one client's data file, or the server's test data, from the data on this host."""
+    """Write one client's data, or the server's test data, from the dataset on this machine."""
     if options.tests == (options.client is not None):
-        raise ConfigError("give --client with its number, or --tests for the server's test data.")
+        raise ConfigError("give --client with a number, or --tests for the server's test data.")
     chosen, dataset = read_data(chosen_config(options), options.data_dir)
     notes = {}
     if isinstance(dataset.x, Tokens) and isinstance(chosen.data, TextOptions):
@@ -182,13 +182,13 @@ def keys(options: argparse.Namespace) -> int:
     """Make a server's certificates or a node's key, or admit a node to a server."""
     if sum(map(bool, (options.server, options.node, options.admit))) != 1:
         raise ConfigError(
-            "give --server with its names, --node with the file of its key, or --admit with the "
-            ".pub file of a node."
+            "give --server with its host names, --node with a file for its key, or --admit with "
+            "the .pub file of a node."
         )
     if bool(options.admit) != bool(options.clients) or (options.examples and not options.admit):
         raise ConfigError(
-            "--clients goes with --admit: `fedshot flower keys --admit hospital-a.pub --clients "
-            "0-3` admits a node and records its clients."
+            "--admit needs --clients, and only --admit takes --clients and --examples: `fedshot "
+            "flower keys --admit hospital-a.pub --clients 0-3` admits a node with its clients."
         )
     if options.admit:
         name, public_key = options.admit.stem, load_public_key(options.admit)
@@ -251,7 +251,7 @@ def node(options: argparse.Namespace) -> int:
     address = join_address(host, port)
     check_secure(host, secure=bool(options.ca and options.key), insecure=options.insecure)
     if options.ca and not options.key:
-        raise ConfigError("--ca without --key: make a key with `fedshot flower keys --node FILE`.")
+        raise ConfigError("--ca needs --key. Make a key with `fedshot flower keys --node FILE`.")
     check = Verifier(options.ca).check if options.ca else None
     limits = Limits(message=options.most_mb << 20)
     name = options.name or (options.key.stem if options.key else socket.gethostname())
@@ -270,7 +270,8 @@ def node(options: argparse.Namespace) -> int:
         )
         connection = Connection(address, key, options.ca, options.state / "node.json", limits)
         if connection.proxy:
-            tell(f"{address} is reached through the proxy {connection.proxy} of the environment")
+            tell(f"connecting to {address} through the proxy {connection.proxy}, which is set in "
+                 "the environment")  # fmt: skip
         try:
             NodeLoop(connection, worker, limits, tell, address, check, lock.check).run()
         finally:
@@ -284,13 +285,13 @@ def _check(name: str, value: int, least: int, most: int) -> None:
 
 
 def _check_device(name: str, workers: int) -> None:
-    """Raise ConfigError unless torch sees the device; or if a GPU has more than one worker."""
+    """Raise ConfigError if torch does not see the device, or a GPU has more than one worker."""
     if len(devices_of(name, "--device")) > 1:
         raise ConfigError(
             f"--device is {name!r}; a node has one device. Start a node for each GPU."
         )
     if name != "cpu" and workers > 1:
         raise ConfigError(
-            f"--workers is {workers} with --device {name!r}, and a GPU itself runs many clients at "
-            "once. Leave --workers out."
+            f"--workers is {workers} with --device {name!r}, but a GPU runs many clients at once "
+            "with one worker. Leave --workers out."
         )

@@ -27,9 +27,11 @@ def add_flower(commands: Commands, add: Add) -> None:
     usual = ("config", "out", "resume", "quiet", "json", "data-dir", "tracker")
     text = "train on the nodes of a server, then test"
     run = action("run", text, *usual, settings=True)
-    run.add_argument("--folder", type=Path, default=Path("flower"), help="of the server (flower)")
     run.add_argument(
-        "--tests", type=Path, help="folder of tests from `deal` or `pack`, used without the dataset"
+        "--folder", type=Path, default=Path("flower"), help="folder of the server (flower)"
+    )
+    run.add_argument(
+        "--tests", type=Path, help="test data from `deal` or `pack`, used instead of the dataset"
     )
     text = "start a server and nodes on this machine, train, and stop them"
     up = action("up", text, *usual, settings=True)
@@ -37,44 +39,52 @@ def add_flower(commands: Commands, add: Add) -> None:
     for command in (run, up):
         command.add_argument(
             "--deadline", type=float, default=600.0,
-            help="seconds that an exchange waits for replies; later ones are lost (600)",
+            help="seconds that an exchange waits for replies; later replies are lost (600)",
         )  # fmt: skip
         command.add_argument(
-            "--wait", type=float, default=120.0, help="seconds to wait for all clients (120)"
+            "--wait",
+            type=float,
+            default=120.0,
+            help="seconds to wait until all clients are connected (120)",
         )
         command.add_argument(
             "--norms", choices=("off", "warn", "clip", "refuse"), default="warn",
-            help="what to do with a change much larger than other clients' (warn)",
+            help="what to do with an update whose norm is much larger than others' (warn)",
         )  # fmt: skip
         command.add_argument(
             "--norm-multiple",
             type=float,
             default=10.0,
-            help="which norm is too large, as a multiple of the cohort's median (10)",
+            help="limit of --norms, as a multiple of the cohort's median norm (10)",
         )
     _add_files(action)
-    keys = action("keys", "make the certificates of a server, or the key of a node; admit it")
+    keys = action("keys", "make a server's certificates or a node's key, or admit a node")
     keys.add_argument(
-        "--server", nargs="+", metavar="HOST", help="names and addresses of the server"
+        "--server", nargs="+", metavar="HOST", help="host names and IP addresses of the server"
     )
-    keys.add_argument("--folder", type=Path, default=Path("flower"), help="of the server (flower)")
-    keys.add_argument("--days", type=int, default=365, help="validity of its certificate (365)")
+    keys.add_argument(
+        "--folder", type=Path, default=Path("flower"), help="folder of the server (flower)"
+    )
+    keys.add_argument(
+        "--days", type=int, default=365, help="days that the server's certificate is valid (365)"
+    )
     keys.add_argument("--node", type=Path, metavar="FILE", help="where to write a node's key")
     keys.add_argument(
-        "--admit", type=Path, metavar="FILE", help="the .pub file of a node, at the server"
+        "--admit", type=Path, metavar="FILE", help=".pub file of a node that the server admits"
     )
-    keys.add_argument("--clients", help="clients at the node, such as 0-3,7")
+    keys.add_argument("--clients", help="numbers of the clients on that node, such as 0-3,7")
     keys.add_argument(
-        "--examples", type=int, help="most examples that one of them holds; bounds its weight"
-    )
+        "--examples", type=int,
+        help="largest number of examples that one of these clients may report as its weight",
+    )  # fmt: skip
     server = action("server", "run a server, until Ctrl-C")
     server.add_argument(
-        "--folder", type=Path, default=Path("flower"), help="of the server (flower)"
+        "--folder", type=Path, default=Path("flower"), help="folder of the server (flower)"
     )
     server.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     server.add_argument("--port", type=int, default=_PORT, help=f"port to listen on ({_PORT})")
     node = action("node", "serve the clients of this machine, until Ctrl-C")
-    node.add_argument("--server", required=True, metavar="HOST:PORT", help="of the server")
+    node.add_argument("--server", required=True, metavar="HOST:PORT", help="address of the server")
     node.add_argument("--ca", type=Path, help="the server's ca.pem")
     node.add_argument("--key", type=Path, help="the node's own key")
     node.add_argument("--data", type=Path, required=True, help="folder of the clients' files")
@@ -82,29 +92,31 @@ def add_flower(commands: Commands, add: Add) -> None:
     node.add_argument(
         "--state", type=Path, default=Path("node"), help="folder of the node's state (node)"
     )
-    node.add_argument("--name", help="name of the node (that of the key)")
+    node.add_argument("--name", help="name of the node (that of the key file)")
     node.add_argument("--policy", type=Path, help="YAML file that limits what a server may ask for")
     node.add_argument(
-        "--device", default="cpu", help="where clients compute: cpu, cuda, cuda:0 or mps (cpu)"
+        "--device", default="cpu", help="device of the clients: cpu, cuda, cuda:0 or mps (cpu)"
     )
-    node.add_argument("--workers", type=int, default=1, help="clients that run at once (1)")
+    node.add_argument(
+        "--workers", type=int, default=1, help="number of clients that run at once (1)"
+    )
     for command in (server, node):
         command.add_argument("--most-mb", type=int, default=512, help="largest message in MB (512)")
         command.add_argument(
-            "--insecure", action="store_true", help="without TLS and keys, on any address"
+            "--insecure", action="store_true", help="use no TLS and no keys, on any address"
         )
 
 
 def _add_files(action: Add) -> None:
     """Add the actions `deal` and `pack`, which write the files that nodes and servers read."""
-    text = "write the data of the clients, a folder for each node"
+    text = "write the data of all clients, one folder for each node"
     deal = action("deal", text, "config", "data-dir", settings=True)
     deal.add_argument("--nodes", type=int, default=3, help="number of nodes (3)")
-    deal.add_argument("--to", type=Path, required=True, help="folder of the folders")
-    text = "write one client's data, or the server's tests, from the data here"
+    deal.add_argument("--to", type=Path, required=True, help="folder to write these folders in")
+    text = "write one client's data, or the server's test data, from the dataset on this machine"
     pack = action("pack", text, "config", "data-dir", settings=True)
     pack.add_argument("--client", type=int, metavar="N", help="number of the client")
     pack.add_argument(
-        "--tests", action="store_true", help="write the server's tests, of novel classes"
+        "--tests", action="store_true", help="write the server's test data, of novel classes"
     )
-    pack.add_argument("--to", type=Path, required=True, help="folder of the files")
+    pack.add_argument("--to", type=Path, required=True, help="folder to write")

@@ -17,7 +17,7 @@ What each command prints with `--help`. `fedshot COMMAND --help` prints the same
 
 
 def markdown() -> str:
-    """Return the page, with help texts of 88 columns whatever the terminal."""
+    """Return the page as Markdown, with help texts 88 columns wide whatever the terminal."""
     os.environ["COLUMNS"] = "90"  # argparse leaves two of them free
     parts = [_HEAD, f"```text\n{make_parser().format_help().strip()}\n```\n"]
     for command in commands_of(make_parser()):

@@ -35,8 +35,8 @@ _RETRYABLE = {
 _FIXES = {
     errno.ENOSPC: "Free some space on that disk",
     errno.EDQUOT: "Free some of your quota on that disk",
-    errno.EACCES: "Choose a place where you may write, or ask for the right to",
-    errno.EPERM: "Choose a place where you may write, or ask for the right to",
+    errno.EACCES: "Choose a place where you may write, or ask for write permission",
+    errno.EPERM: "Choose a place where you may write, or ask for write permission",
     errno.EROFS: "Choose a place where you may write",
     errno.ENOTDIR: "A file is where a folder is expected; move it or choose another folder",
     errno.EEXIST: "A file is where a folder is expected; move it or choose another folder",
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
-        tell(f"fedshot: error: {words[0]} comes before the command; write it after it, as in "
+        tell(f"fedshot: error: {words[0]} comes before the command; write it after, as in "
              f"`fedshot run {words[0]}`.")  # fmt: skip
         return REFUSED
     options, rest = make_parser().parse_known_args(words)
@@ -115,7 +115,7 @@ def _run(words: list[str]) -> int:
 
 
 def _require_extra(options: argparse.Namespace) -> None:
-    """Raise ConfigError if an extra is missing without which the command does not run."""
+    """Raise ConfigError if the command needs an extra that is not installed."""
     if options.module == "flower":
         importlib.import_module("fedshot.deploy.flower").require_flower()
     elif extra := _EXTRAS.get(options.command):
@@ -129,7 +129,7 @@ def _on_nodes(folder: Path) -> bool:
 
 
 def _not_taken(options: argparse.Namespace, rest: Sequence[str]) -> str:
-    """Return the message that a command does not take the words `rest`; suggest an option."""
+    """Return an error message for the unknown words `rest`, with a suggested option."""
     known = long_names(options.parser.format_help())
     hint = nearest(_first_option(rest), known)
     return f"{options.command} does not take {' '.join(rest)!r}. {hint}"
@@ -142,7 +142,7 @@ def _first_option(words: Iterable[str], known: Sequence[str] = ()) -> str:
 
 
 def _words(error: BaseException, options: argparse.Namespace) -> str | None:
-    """Return an error's message and how to continue the command; None if the error is a bug."""
+    """Return an error's message and how to continue the command; None for an unexpected error."""
     if isinstance(error, FedshotError):
         return str(error)
     if isinstance(error, OSError):
@@ -174,7 +174,7 @@ def _replace_handler(number: signal.Signals, old: object, new: Any) -> None:
 
 
 def _how_to_continue(options: argparse.Namespace) -> str:
-    """Return what to type to continue the interrupted run or recipe; "" if none has begun."""
+    """Return advice on how to continue the interrupted command; "" if nothing has been written."""
     if options.command == "reproduce" and options.name not in ("list", "results"):
         return "the same command continues with the unfinished cells"
     folder: Path | None = options.run_folder
@@ -211,7 +211,7 @@ def _os_words(error: OSError) -> str:
     fix = _FIXES.get(error.errno or 0, "Try again, or use another disk")
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.EACCES, errno.EPERM) and places and _is_unreadable(places[0]):
-        fix = "Ask for the right to read it"
+        fix = "Ask for read permission"
     return f"{' and '.join(places)}{': ' if places else ''}{reason}. {fix}"
 
 
@@ -224,7 +224,7 @@ def _is_unreadable(place: str) -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose message on a missing option also names a misspelt option."""
+    """An argument parser that also names a misspelt option when a required one is missing."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._asked = sys.argv[1:] if args is None else list(args)
@@ -254,19 +254,19 @@ def make_parser() -> argparse.ArgumentParser:
     resume = _add(commands, "resume", "resume a run that was interrupted", "train",
                   "tracker", *usual)  # fmt: skip
     resume.add_argument("folder", type=Path, help="folder of the run, such as runs/digits")
-    text = "test the chosen round of a run, with episodes of any shape"
+    text = "test the chosen round of a run, with any way, shot and number of queries"
     evaluate = _add(commands, "evaluate", text, "train", *usual)
     evaluate.add_argument("folder", type=Path, help="folder of the run")
     for name in ("way", "shot", "query", "episodes", "seed"):
-        evaluate.add_argument(f"--{name}", help="default: that of the run's test")
+        evaluate.add_argument(f"--{name}", help="as test." + name + " (default: that of the run)")
     evaluate.add_argument(
         "--rounds", help="rounds of training for each test episode (default: the method's)"
     )
     _add_report(commands)
     _add_descriptions(commands)
-    text = "check a method of your own against what fedshot promises of every method"
+    text = "check that a method of your own behaves as every method must"
     check = _add(commands, "check", text, "check", settings=True)
-    check.add_argument("file", type=Path, help="the file that registers it")
+    check.add_argument("file", type=Path, help="Python file that registers the method")
     _add_use(commands)
     _add_data(commands)
     _add_reproduce(commands)
@@ -279,7 +279,7 @@ def _add_descriptions(commands: Commands) -> None:
     text = "list all options of a configuration, by section"
     options = _add(commands, "options", text, "describe")
     options.add_argument("place", nargs="?", help="a section, such as run or model.head")
-    options.add_argument("kind", nargs="?", metavar="name", help="what to choose there")
+    options.add_argument("kind", nargs="?", metavar="name", help="a choice there, such as linear")
     text = "write the pages of all options into this folder"
     options.add_argument("--markdown", type=Path, metavar="FOLDER", help=text)
     methods = _add(commands, "methods", "list the methods, or the options of one", "describe")
@@ -287,7 +287,7 @@ def _add_descriptions(commands: Commands) -> None:
     text = "describe configurations for other programs"
     config = commands.add_parser("config", help=text, description=f"{text.capitalize()}.")
     actions = config.add_subparsers(dest="action", required=True, metavar="ACTION")
-    text = "print the JSON Schema of a configuration, by which an editor completes and checks it"
+    text = "print the JSON Schema with which editors complete and check configuration files"
     _add(actions, "schema", text, "describe")
     text = "print a script that completes commands and options in a shell"
     completion = _add(commands, "completion", text, "describe")
@@ -298,13 +298,13 @@ def _add_report(commands: Commands) -> None:
     status = _add(commands, "status", "show the progress of runs", "report", "json")
     status.add_argument(
         "folders", nargs="*", type=Path, default=[Path("runs")], metavar="FOLDER",
-        help="of a run, or of several runs (runs)",
+        help="folder of a run, or of several runs (runs)",
     )  # fmt: skip
-    text = "compare runs, or cells of recipes, side by side, paired over episodes"
+    text = "compare runs, or cells of recipes, episode by episode"
     compare = _add(commands, "compare", text, "report", "json")
     report = _add(commands, "report", "write one HTML page about runs", "report", "data-dir")
     report.add_argument("--to", type=Path, help="the file (report.html, in the folder of one run)")
-    report.add_argument("--title", help="of the page")
+    report.add_argument("--title", help="title of the page")
     report.add_argument(
         "--without-data", action="store_true",
         help="do not load data and models, and leave out the figures that need them",
@@ -322,7 +322,7 @@ def _add_use(commands: Commands) -> None:
     predict = _add(commands, "predict", text, "use", "data-dir", "quiet")
     predict.add_argument(
         "--support", type=Path, required=True,
-        help="folder with a folder for each class; of texts also a table or JSON lines with labels",
+        help="folder with one folder per class; for texts also a table or JSON lines with labels",
     )  # fmt: skip
     predict.add_argument(
         "--query", type=Path, required=True, help="folder of files, or table of texts, to classify"
@@ -332,26 +332,28 @@ def _add_use(commands: Commands) -> None:
     predict.add_argument("--page", type=Path, help="HTML page to write, with every picture")
     predict.add_argument(
         "--none-of-these", metavar="SHARE",
-        help="reject files of other classes, of which this share is accepted, such as 0.05",
+        help="reject files of other classes, except for this share accepted by mistake: 0.05",
     )  # fmt: skip
-    text = "measure how far a run's confidence can be trusted, on its validation classes"
+    text = "calibrate the confidence of a run's predictions, on its validation classes"
     calibrate = _add(commands, "calibrate", text, "use", "data-dir", "quiet", "json")
     calibrate.add_argument("folder", type=Path, help="folder of the run")
     for name in ("way", "shot"):
         calibrate.add_argument(f"--{name}", help="default: that of the run's test")
-    calibrate.add_argument("--episodes", help="half to fit, half to measure (400)")
+    calibrate.add_argument(
+        "--episodes", help="number of episodes, half to fit and half to measure (400)"
+    )
     text = "write the encoder of a run for other programs, with a model card"
     export = _add(commands, "export", text, "use", "data-dir")
     export.add_argument(
         "--to", required=True, choices=("safetensors", "torch-export", "onnx"), help="format"
     )
     export.add_argument("--out", type=Path, help="folder to write (RUN/export)")
-    export.add_argument("--licence", help="licence of the training data, for the card")
+    export.add_argument("--licence", help="licence of the training data, for the model card")
     for command in (predict, export):
         command.add_argument("--run", type=Path, required=True, help="folder of the run")
     for command in (predict, calibrate, export):
         command.add_argument(
-            "--client", help="number of the client whose model is used, if models stay with clients"
+            "--client", help="number of the client whose model is used, if each has its own"
         )
 
 
@@ -364,19 +366,19 @@ def _add_reproduce(commands: Commands) -> None:
     made.add_argument("name", help="a recipe's name, `list` or `results`")
     made.add_argument(
         "--cells", nargs="+", default=[], metavar="ROW/COLUMN",
-        help="train only these; * matches anything",
+        help="train only these cells; * matches anything",
     )  # fmt: skip
     made.add_argument(
         "--budget", metavar="BUDGET", help="small, paper, or another budget of the recipe"
     )
-    made.add_argument("--seeds", type=int, default=3, help="trainings of each cell (3)")
+    made.add_argument("--seeds", type=int, default=3, help="number of trainings per cell (3)")
     made.add_argument(
-        "--tune", type=int, default=0, metavar="N", help="tune every method with N trials"
+        "--tune", type=int, default=0, metavar="N", help="tune each method with N trials (0)"
     )
+    made.add_argument("--device", default="cpu", help="device to train on, as run.device (cpu)")
     made.add_argument(
-        "--device", default="cpu", help="device of the trainings, as run.device (cpu)"
+        "--jobs", type=int, help="number of processes (as many as cores and memory allow)"
     )
-    made.add_argument("--jobs", type=int, help="processes at once (as cores and memory allow)")
     made.add_argument(
         "--results", type=Path, default=Path("results"), help="folder of finished cells (results)"
     )
@@ -397,10 +399,10 @@ def _add_sweep(commands: Commands) -> None:
                  settings=True)  # fmt: skip
     sweep.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUES",
-        help="values of an option, such as method.optimizer.lr=1e-3,3e-3; to draw them, "
-        "KEY=log:1e-4,1e-2, uniform:0,1 or int:1,8; can be repeated",
+        help="values of an option, such as method.optimizer.lr=1e-3,3e-3; for --random and "
+        "--optuna also a range: KEY=log:1e-4,1e-2, uniform:0,1 or int:1,8; can be repeated",
     )  # fmt: skip
-    sweep.add_argument("--seeds", type=int, default=3, help="trainings of each point (3)")
+    sweep.add_argument("--seeds", type=int, default=3, help="number of trainings per point (3)")
     sweep.add_argument(
         "--random", type=int, default=0, metavar="N", help="N random points instead of the grid"
     )
@@ -408,22 +410,24 @@ def _add_sweep(commands: Commands) -> None:
         "--optuna", type=int, default=0, metavar="N",
         help="N points that Optuna proposes (pip install 'fedshot[optuna]')",
     )  # fmt: skip
-    sweep.add_argument("--jobs", type=int, help="processes at once (as cores and memory allow)")
+    sweep.add_argument(
+        "--jobs", type=int, help="number of processes (as many as cores and memory allow)"
+    )
     sweep.add_argument("--out", type=Path, help="folder of the sweep (sweeps/NAME)")
 
 
 def _add_data(commands: Commands) -> None:
-    text = "list, fetch, check or show the sources of data"
+    text = "list, download, check or show datasets"
     data = commands.add_parser("data", help=text, description=f"{text.capitalize()}.")
     actions = data.add_subparsers(dest="action", required=True, metavar="ACTION")
-    text = "list the sources, and whether their files are there"
+    text = "list the data sources, and where their data are"
     _add(actions, "list", text, "data", "data-dir")
-    get = _add(actions, "get", "fetch a dataset from its publisher", "data", "data-dir")
+    get = _add(actions, "get", "download a dataset from its publisher", "data", "data-dir")
     text = "compare a dataset with its publisher's checksums and counts"
     check = _add(actions, "check", text, "data", "data-dir")
     for command in (get, check):
-        command.add_argument("name", help="a dataset's name, as `fedshot data list` has it")
-    text = "draw a source and its partition among clients; `NAME` is short for `--data.name NAME`"
+        command.add_argument("name", help="a dataset's name, from `fedshot data list`")
+    text = "plot a dataset and its partition among clients; `NAME` is short for `--data.name NAME`"
     show = _add(actions, "show", text, "data", "config", "data-dir", settings=True)
     show.add_argument("--out", type=Path, default=Path(), help="folder for the pictures (.)")
 
@@ -458,19 +462,19 @@ _SHARED: dict[str, dict[str, Any]] = {
     "resume": {"action": "store_true", "help": "resume the run of this name if it has begun"},
     "tracker": {
         "choices": ("tensorboard", "wandb", "mlflow"),
-        "help": "also send the records there (pip install 'fedshot[tracking]')",
+        "help": "also send the results of each round there (pip install 'fedshot[tracking]')",
     },
     "data-dir": {"help": "folder of datasets ($FEDSHOT_DATA, else ~/.local/share/fedshot)"},
     "quiet": {"action": "store_true", "help": "print only the result"},
-    "json": {"action": "store_true", "help": "print JSON; a run prints a record per line"},
+    "json": {"action": "store_true", "help": "print JSON; a run prints a line for each round"},
 }
 # Functions whose name differs from the command: `list` is a builtin, and `export` is imported.
 _FUNCTIONS = {"list": "list_sources", "export": "export_run"}
 _SETTINGS = """\
-Any setting can be given as --section.key VALUE, and wins over the file:
+Any setting can be given as --section.key VALUE, and then overrides the file:
   fedshot run --data.name digits --method.name fl_proto --method.local_steps 5
 Sections: name, seed, data, split, partition, episode, model, method, run, test.
-`fedshot options` lists them all, `fedshot methods NAME` those of a method.
+`fedshot options` lists all settings, and `fedshot methods NAME` those of a method.
 """
 
 

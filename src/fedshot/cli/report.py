@@ -35,7 +35,7 @@ def status(options: argparse.Namespace) -> int:
         below = list(reports.runs_below(folder))
         if not below:
             raise ConfigError(
-                f"there is no run in {folder}. Name the folder of a run, or one that holds some."
+                f"there is no run in {folder}. Name the folder of a run, or one that holds runs."
             )
         runs |= dict.fromkeys(below)
     all_of = [reports.Status.of(run) for run in runs]

@@ -1,7 +1,7 @@
 """The command `reproduce`: takes the parsed options and returns an exit code.
 
-A recipe reproduces a published table or figure. A cell is one row (a method) in one column of it;
-a budget is a named set of settings that determines how long the trainings take.
+A recipe reproduces a published table or figure. A cell is one row (a method) in one column of a
+table. A budget is a named set of settings that determines how long training takes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ BROKE_OFF = 1
 
 
 def reproduce(options: argparse.Namespace) -> int:
-    """Train a recipe's cells, list the recipes, or write the pages of results."""
+    """Train a recipe's cells, list the recipes, or write pages of results.
+
+    Returns 1 if a training failed, or if a cell named by --cells cannot be trained.
+    """
     if options.name == "list":
         return _list(options)
     if options.name == "results":
@@ -81,7 +84,7 @@ def _budget(recipe: Recipe, options: argparse.Namespace) -> str:
         Config.of(recipe.cells(usual)[0].settings()).data.load(folder)
     except DataError as error:
         other = Config.of(recipe.cells(stand_in.name)[0].settings()).settings["data"]["name"]
-        tell(f"{error}\n{other} takes its place (--budget {stand_in.name}).")
+        tell(f"{error}\n{other} is used instead (--budget {stand_in.name}).")
         return stand_in.name
     return usual
 
@@ -102,7 +105,7 @@ def _request(recipe: Recipe, options: argparse.Namespace) -> Request:
 
 
 def _list(options: argparse.Namespace) -> int:
-    """Print the recipes, each with its data, its methods and the time that it takes."""
+    """Print the recipes, each with its data, its methods and the estimated training time."""
     recipes = list(_readable(options.results))
     _request(recipes[0], options)  # raises ConfigError for impossible numbers
     if options.budget:
@@ -143,7 +146,7 @@ def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
 
 
 def _readable(results: Path) -> Iterator[Recipe]:
-    """Yield all recipes that can be read; print the error of each other recipe."""
+    """Yield all recipes that can be read; for each of the others, print the error."""
     for name in names(results):
         try:
             yield load(name, results)

@@ -16,7 +16,10 @@ _WIDTH = 110
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """Train the points of a sweep, and test the one with the best validation accuracy."""
+    """Train the points of a sweep, and test the one with the best validation accuracy.
+
+    Returns 1 if a training failed.
+    """
     settings = chosen_settings(options)
     spaces = all_spaces(map(space_of, options.set))
     options.run_folder = options.out or default_folder(settings)

@@ -1,4 +1,7 @@
-"""The commands `run`, `resume` and `evaluate`: each takes parsed options, returns an exit code."""
+"""The commands `run`, `resume` and `evaluate`.
+
+Each takes the parsed options and returns an exit code.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     options.run_folder = folder
     experiment = Experiment(PreparedRun(chosen, options.data_dir), folder)
     if options.resume and not options.quiet:
-        rounds = f"goes on after round {experiment.round}" if experiment.begun else "is a new run"
+        rounds = f"continues after round {experiment.round}" if experiment.begun else "is a new run"
         tell(f"{folder} {rounds}")
     return finish(experiment, options)
 
@@ -83,7 +86,7 @@ def _records(experiment: Experiment, options: argparse.Namespace) -> Iterator[Re
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Test the chosen round of a run on episodes of the way, shot, etc. in the options."""
+    """Test the chosen round of a run; options can change the way, shot, etc. of the episodes."""
     held = run_folder.configuration(options.folder)
     given = {name: getattr(options, name) for name in ("way", "shot", "query", "episodes", "seed")}
     words = [f"--test.{name}={value}" for name, value in given.items() if value is not None]
@@ -102,19 +105,22 @@ def _for_rounds(method: Any, text: str) -> Any:
     """Return the method with `text` as its number of training rounds per test episode."""
     if TEST_ROUNDS not in {field.name for field in fields(method)}:
         raise ConfigError(
-            f"--rounds is {text}, and {method.name} does not train at test. Leave it out."
+            f"--rounds is {text}, but {method.name} does not train during the test. Leave it out."
         )
     value = parse(text, lambda _: False, origin="the value of --rounds")
     return replace(method, **{TEST_ROUNDS: value_of("--rounds", int, value)})
 
 
 def chosen_config(options: argparse.Namespace) -> Config:
-    """Return the configuration: settings of the --config file, overridden by the command line."""
+    """Return the configuration of the --config file, overridden by the command line."""
     return Config.of(chosen_settings(options))
 
 
 def chosen_settings(options: argparse.Namespace) -> Settings:
-    """Return the settings of `chosen_config` before they are checked."""
+    """Return the settings of `chosen_config` before validation.
+
+    Raises ConfigError for a misspelt option.
+    """
     known = long_names(options.parser.format_help())
     for option in (word.partition("=")[0] for word in options.settings):
         place = option.removeprefix("--")

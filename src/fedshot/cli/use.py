@@ -30,13 +30,13 @@ from fedshot.use.trained import TrainedRun
 _TOLD = 20  # maximum number of skipped files named on the terminal
 _ENDS = {
     "": "",
-    "cold": ": not changed. Every prediction to fit it on is right, so that it has no lower bound",
-    "hot": ": not changed. Predictions are no better than chance, so that it has no upper bound",
+    "cold": ": not fitted. All predictions are right, so the best temperature is 0",
+    "hot": ": not fitted. Predictions are no better than chance, so the best one is infinite",
 }
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Classify the files of a folder by a folder of labelled examples."""
+    """Classify the files in a folder, given a folder of labelled examples."""
     if options.page:
         require("reports", "--page")
     classifier = FewShotClassifier.from_run(
@@ -57,8 +57,8 @@ def predict(options: argparse.Namespace) -> int:
     unread = sum(not one.passed for one in skipped)
     if classifier.calibration_ is None and not options.quiet:
         tell(
-            f"{options.run} is not calibrated: probabilities are the model's own, usually too sure "
-            f"or too unsure. `fedshot calibrate {options.run}` measures them."
+            f"{options.run} is not calibrated: the model's own probabilities are usually too high "
+            f"or too low. `fedshot calibrate {options.run}` calibrates them."
         )
     elif not options.quiet:
         tell(_trust(classifier))
@@ -83,7 +83,7 @@ def predict(options: argparse.Namespace) -> int:
         unused = sum(not one.passed for one in skipped)
         left = (f", {unused} skipped" if unused else "") + _passed(skipped)
         tell(
-            f"{count(len(found), _noun(options.query))} answered{left}; learnt from "
+            f"{count(len(found), _noun(options.query))} classified{left}; learnt from "
             f"{count(len(support.paths), _noun(options.support))} of {len(classes)} classes"
             + (f" ({unread} of the examples skipped)" if unread else "")
             + (f"; wrote {' and '.join(made)}" if made else "")
@@ -92,7 +92,7 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def calibrate(options: argparse.Namespace) -> int:
-    """Measure a run's confidence on its validation classes, and store it with the run."""
+    """Calibrate a run's confidence on its validation classes; save the result in its folder."""
     run = TrainedRun(options.folder, options.data_dir)
     episodes = whole("episodes", options.episodes)
     found = measure(
@@ -114,8 +114,8 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 def calibration_lines(found: Calibration) -> list[str]:
-    """Return the lines that describe a calibration to the user."""
-    images = "other images" if found.apart else "the same images, for want of more"
+    """Return the lines of text that describe a calibration."""
+    images = "other images" if found.apart else "the same images, as there are too few"
     lines = [
         f"{found.way}-way {found.shot}-shot, {found.episodes} episodes of the validation classes, "
         f"half to fit and half to measure on {images}: accuracy {100 * found.accuracy:.2f} %",
@@ -125,23 +125,19 @@ def calibration_lines(found: Calibration) -> list[str]:
     ]
     if found.auroc is not None:
         lines.append(
-            f"what is none of these shows by its largest {found.signal}: the classes' examples "
-            f"have more of it in {100 * found.auroc:.1f} % of pairs"
+            f"examples of other classes are detected by their largest {found.signal}: it is lower "
+            f"than for examples of these classes in {100 * found.auroc:.1f} % of pairs (AUROC)"
         )
     lines += [
         f"none of these at {100 * one.asked:g} %: accepts {100 * one.false_accept:.1f} % of "
-        f"examples of other classes{_between(one.interval)}, turns away "
-        f"{100 * one.false_reject:.1f} % of these classes'"
+        f"examples of other classes{_between(one.interval)}, rejects "
+        f"{100 * one.false_reject:.1f} % of examples of these classes"
         for one in found.unknown
     ]
     if not found.unknown:
-        lines.append(
-            "none of these: not measured, there is no validation class beside the episode's"
-        )
+        lines.append("none of these: not measured, since each episode has all validation classes")
     elif found.unknown[0].interval is not None:
-        lines.append(
-            "intervals: the middle 95 % of bootstraps over episodes; of 0 or 100 %, exact binomial"
-        )
+        lines.append("intervals: 95 %, by bootstrap over episodes; exact binomial for 0 or 100 %")
     return lines
 
 
@@ -155,7 +151,7 @@ def export_run(options: argparse.Namespace) -> int:
     client = whole("client", options.client)
     folder = options.out or Path(options.run) / "export"
     if options.to != "safetensors":
-        tell(f"{options.run}: tracing the encoder for {options.to} and comparing what it gives")
+        tell(f"{options.run}: tracing the encoder for {options.to} and comparing its outputs")
     for path in export(run, options.to, folder, client=client, licence=options.licence):
         say(str(path))
     return 0
@@ -187,7 +183,7 @@ def share(option: str, text: str | None) -> float | None:
 
 @contextmanager
 def _in_words_of_the_shell() -> Iterator[None]:
-    """Make errors about `accept_unknown` name its command-line option `--none-of-these`."""
+    """Replace `accept_unknown` in errors by the name of the option, `--none-of-these`."""
     try:
         yield
     except ConfigError as error:
@@ -202,12 +198,13 @@ def _check_writable(option: str, path: Path | None, *, makes_folder: bool = Fals
         raise ConfigError(f"--{option} is {path}, which is a folder. Name a file in it.")
     if not makes_folder and not path.parent.is_dir():
         raise ConfigError(
-            f"--{option} is {path}, and {path.parent} is no folder. Make it, or correct the path."
+            f"--{option} is {path}, but {path.parent} is not a folder. Create it, or correct the "
+            "path."
         )
 
 
 def _passed(skipped: Sequence[Skipped]) -> str:
-    """Return a text that counts the files left out and the linked folders not followed.
+    """Return text with the number of files left out and of linked folders not followed, or "".
 
     A file is left out if its type is not supported or if it lies beside the class folders.
     """
@@ -258,7 +255,7 @@ def _write_page(
     places = (options.query.resolve(), options.support.resolve())
     roots = [place.parent if place.is_file() else place for place in places]
     unread = [(_below(str(s.path), roots), _below(s.reason, roots)) for s in skipped]
-    title = f"{options.query.resolve().name}, answered by {facts['run']}"
+    title = f"{options.query.resolve().name}, classified by {facts['run']}"
     page = AnswersPage(title, facts, by_class, cards, unread)
     write_answers(options.page, page)
 
@@ -290,8 +287,9 @@ def _trust(classifier: FewShotClassifier) -> str:
     if classifier.accept_unknown is not None:
         line = found.at(classifier.accept_unknown)
         text += (
-            f". Answers whose largest {found.signal} is below {line.threshold:.4g} are turned "
-            f"away, which there accepted {100 * line.false_accept:.1f} % of examples of other "
-            f"classes and turned away {100 * line.false_reject:.1f} % of those of these"
+            f". Predictions whose largest {found.signal} is below {line.threshold:.4g} are "
+            f"rejected. On the validation classes, this accepted {100 * line.false_accept:.1f} % "
+            "of examples of other classes and rejected "
+            f"{100 * line.false_reject:.1f} % of examples of the episode's own classes"
         )
     return text

@@ -1,12 +1,12 @@
-"""Configurations: trees of plain values, such as this one, validated and made into dataclasses.
+"""Configurations: trees of plain values, such as this one, validated and turned into dataclasses.
 
     data: {name: digits}
     partition: {name: dirichlet, clients: 10, alpha: 10}
     method: {name: fl_proto, local_steps: 10}
 
 `name` chooses a dataclass, and the other keys are its options. An omitted option takes the
-dataclass's default. An unknown key is an error, whose message suggests the nearest valid key. A
-file and the command line (`--method.local_steps 5`) give the same tree.
+dataclass's default. An unknown key is an error, whose message suggests the nearest valid key.
+Command-line options (`--method.local_steps 5`) are parsed into the same kind of tree as files.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Config:
     `settings` includes defaults. If a copy replaces an object (`dataclasses.replace(config,
     run=...)`), `settings` and the objects that depend on it are updated.
 
-    Raises ConfigError if only `settings` is replaced, or if a new object is of a class that
-    settings cannot name. Only `data` may be of any class: see `with_data`.
+    Raises ConfigError if only `settings` is replaced, or if the class of a new object has no name
+    in configurations. Only `data` may be of any class: see `with_data`.
     """
 
     settings: Settings
@@ -92,7 +92,7 @@ class Config:
         if settings != self.settings:
             if self._made_of not in (None, self.settings):
                 raise ConfigError(
-                    "settings are replaced, and the parts that they describe are not: expected "
+                    "settings were replaced, but not the objects that they describe; expected "
                     "both to agree. Make the configuration with Config.of(settings)."
                 )
             parts = _parts(settings) | {"data": self.data}
@@ -118,7 +118,7 @@ class Config:
 
     @property
     def divides(self) -> bool:
-        """Whether each client itself splits all of its examples into support and queries."""
+        """Whether each client divides all of its own examples into support and queries."""
         asks = {field.name for field in fields(METHODS[self.settings["method"]["name"]])}
         return "redealt" in asks and not isinstance(self.partition, Redealt)
 
@@ -130,7 +130,7 @@ class Config:
 
     @property
     def changed_meaning(self) -> str:
-        """Text on settings that meant something else in older versions; "" if there are none."""
+        """A warning about settings whose meaning has changed since older versions; "" if none."""
         meant: str = METHODS[self.settings["method"]["name"]].changed_meaning(self.settings)
         return meant
 
@@ -141,8 +141,8 @@ class Config:
     def with_data(self, data: Dataset | Source) -> Config:
         """Return a copy with another dataset, or another source, which may be of any class.
 
-        Settings record the name and the hash of a dataset in memory. If the dataset does not define
-        a split of its classes, the section `split` must.
+        For a dataset in memory, the settings record its name and hash. If it does not define a
+        split of its classes, the section `split` must define one.
         """
         return replace(self, data=data)  # type: ignore[arg-type]  # a dataset becomes a source
 
@@ -168,7 +168,8 @@ def override(
 
     Returns the merged settings, and notices for the user. If an argument chooses another component
     than the file, such as another method, the file's options that the new component lacks are
-    dropped, and a notice names them.
+    dropped, and a notice names them. Raises ConfigError for an argument that is not an option, or
+    has no value.
     """
     given: Settings = {}
     for option, text in _pairs(arguments):
@@ -225,7 +226,7 @@ def _drop_other_kind(below: Settings, given: Settings, path: str) -> str:
         return ""
     names = ", ".join(f"{path}.{key}" for key in lost)
     stay = f"; {', '.join(f'{path}.{key}' for key in kept)} stays" if kept else ""
-    return f"the file's {names} left out: of {was!r}, and {path} is now {now!r}{stay}"
+    return f"ignored from the file: {names}, set for {was!r}; {path} is now {now!r}{stay}"
 
 
 def _types(cls: type[Any], path: str) -> dict[str, Any]:
@@ -349,7 +350,7 @@ class _Maker:
     """Makes the configured method once the model and the data are known.
 
     A method class with these fields also gets `classes` (the base classes), `clients` (the number
-    of clients), and `redealt` (whether each round partitions the images anew).
+    of clients), and `redealt` (whether the images are assigned to clients again in each episode).
     """
 
     name: str
@@ -379,7 +380,7 @@ def _nested(tree: Mapping[str, Any]) -> Settings:
 def _take_kind(tree: Settings, path: str) -> tuple[str, Settings]:
     """Remove the component at `path` from the tree; return its name and options.
 
-    Without a name, it is the default component. Raises ConfigError for an unknown name.
+    If no name is given, the default component is used. Raises ConfigError for an unknown name.
     """
     kinds, default = KINDS[path]
     above, _, last = path.rpartition(".")
@@ -395,8 +396,8 @@ def _take_kind(tree: Settings, path: str) -> tuple[str, Settings]:
     valid = [*kinds, NONE] if path in OPTIONAL else [*kinds]
     if kind not in valid:
         own = (
-            " (One of your own is known to the program that registers it, and elsewhere by its "
-            f"file: {FILES}=my_method.py.)"
+            " (To use a method of your own, register it in this program, or name its file: "
+            f"{FILES}=my_method.py.)"
         )
         hint = nearest(str(kind), valid) + (own if path == "method" else "")
         raise ConfigError(f"{path}.name is {kind!r}. {hint}")

@@ -116,13 +116,13 @@ def part(path: str, kind: str = "") -> OptionSection:
 
 
 def overview() -> str:
-    """Return a line of help for each key path, and the command that shows more."""
+    """Return a line of help for each key path, and a line on how to see the options."""
     lines = _list([
         (path, summary(SECTIONS[path]) if path in SECTIONS  # type: ignore[arg-type]
          else ", ".join(part.kind for part in parts(path)))
         for path in PATHS
     ])  # fmt: skip
-    return "\n".join([*lines, "", "`fedshot options PLACE [NAME]` lists the options of one."])
+    return "\n".join([*lines, "", "`fedshot options PLACE [NAME]` lists the options of a place."])
 
 
 def text(path: str, kind: str | None = None) -> str:
@@ -133,7 +133,7 @@ def text(path: str, kind: str | None = None) -> str:
     """
     if kind is None and path in KINDS:
         lines = _list([(one.kind, one.summary) for one in parts(path)])
-        return "\n".join([*lines, "", f"`fedshot options {path} NAME` lists the options of one."])
+        return "\n".join([*lines, "", f"`fedshot options {path} NAME` lists the options of NAME."])
     section = part(path, kind or "")
     lines = [section.summary]
     for one in section.options():
@@ -181,7 +181,7 @@ def _section(part: OptionSection, *, first: bool, titled: bool) -> Iterator[str]
     if first and part.path != "method":
         yield from () if titled else (f"## {part.path}", "")
         if part.path in KINDS:
-            yield from (f"`{part.path}.name` chooses; the default is "
+            yield from (f"`{part.path}.name` chooses one of these; the default is "
                         f"`{KINDS[part.path][1]}`.", "")  # fmt: skip
     if part.kind:
         yield from (f"{'##' if titled or part.path == 'method' else '###'} {part.kind}", "")
@@ -215,8 +215,8 @@ def json_schema() -> dict[str, Any]:
     for path in ("model.backbone", "model.head", "model.encoder"):
         model[path.removeprefix("model.")] = found.pop(path)
     name = {"type": ["string", "number", "boolean"], "default": "run",
-            "description": "of the run and of its folder."}  # fmt: skip
-    seed = {"type": "integer", "default": 0, "description": "of everything that is random."}
+            "description": "Name of the run and of its folder."}  # fmt: skip
+    seed = {"type": "integer", "default": 0, "description": "Seed of everything that is random."}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A configuration of fedshot",

@@ -190,7 +190,7 @@ def words(hint: Any) -> str:
 
 
 def _range(marks: tuple[Any, ...]) -> str:
-    """Describe the range of a number, such as " of at least 0 and below 1"; "" if unbounded."""
+    """Return text for a number's range, such as " of at least 0 and below 1"; "" if unbounded."""
     limits = [limit for mark in marks for limit in getattr(mark, "metadata", [mark])]
     bounds = [(word, getattr(limit, name, None)) for limit in limits
               for name, word in _BOUNDS.items()]  # fmt: skip

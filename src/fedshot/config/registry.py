@@ -1,4 +1,4 @@
-"""What a configuration consists of: sections, components, and the options of both.
+"""The parts of a configuration: sections, components, and the options of both.
 
 A section, such as `run`, is one dataclass. At other key paths, such as `data`, a `name` chooses one
 of several dataclasses, such as `digits`. These are the components; the code calls them kinds.
@@ -80,7 +80,7 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
 
 
 def unknown_option(path: str, names: Mapping[str, str]) -> str:
-    """Return the message for an option that does not exist, with what to write instead.
+    """Return the error message for an option that does not exist, with a suggested fix.
 
     `names` has the name of the chosen component for each key path.
     """
@@ -125,7 +125,7 @@ def all_options(names: Mapping[str, str]) -> Iterator[Option]:
 
 
 def defaults(settings: Settings) -> dict[str, Any]:
-    """Return the default, if any, of each option that the settings can have, by key path."""
+    """Return key path -> default of the options that apply to the settings and have a default."""
     return {one.path: one.default for one in _options_in(settings) if not one.required}
 
 
@@ -143,7 +143,7 @@ def difference(
         old: settings before. An option that they lack, because it was added later, counts as set
             to its default.
         new: settings now; the components that they name determine the options to compare.
-        except_for: key paths that may differ.
+        except_for: key paths to ignore.
         diagnostics: whether to compare diagnostic options too, which do not affect training.
     """
     before, after = dict(trees.flat(old)), dict(trees.flat(new))

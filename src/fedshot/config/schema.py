@@ -77,12 +77,12 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How long to train, with how many clients, on which device, and what happens if clients fail.
+    """Length of training, clients per round, device, and handling of clients that fail.
 
     Args:
         rounds: number of communication rounds.
         cohort: number of clients sampled per round; null: all clients.
-        quorum: smallest share of a cohort whose replies must be usable.
+        quorum: minimum share of the cohort whose replies must be usable.
         below_quorum: what to do in a round with fewer usable replies: "stop" the run, or "skip" the
             round and continue from the state before it.
         infeasible_clients: what to do if clients cannot form an episode: "refuse" to run, or
@@ -94,23 +94,24 @@ class RunOptions:
             shown.
         checkpoint_every: rounds between two checkpoints; the best and the last round always have a
             checkpoint.
-        threads: intra-op threads of torch. The same number gives the same bits; another number may
-            change the last bits of results. null: 1, or all cores if a training step takes 400
-            GFLOP or more (a ResNet-12 at 84 pixels); the run's config.yaml records the number.
+        threads: number of torch's intra-op threads. The same number gives the same bits; another
+            number may change the last bits of results. null: 1, or all cores if a training step
+            takes 400 GFLOP or more (a ResNet-12 at 84 pixels); the run's config.yaml records the
+            number.
         fleet: how clients run: "threads" runs several at once; "sequential" runs one after another,
             and gives the same bits; "vectorised" stacks clients, for small heads, and gives results
             that are equal up to rounding.
-        chunk: largest number of clients in one stack of "vectorised"; results for different values
-            may differ in the last bits.
+        chunk: maximum number of clients in one stack of the fleet "vectorised"; results for
+            different values may differ in the last bits.
         allocator: "keep" lets glibc keep freed memory for the next step, which is faster for large
             images; "system" does not change the allocator.
         device: where to compute: "cpu", "cuda", a numbered GPU such as "cuda:1", several GPUs of
-            one machine such as "cuda:0,cuda:1", over which the clients are dealt, or "mps". A
-            node on Flower has its own: `fedshot flower node --device`.
-        tf32: a GPU may round the inputs of convolutions and matrix products in float32 to 10 bits
-            of mantissa (TF32), which is several times faster.
-        deterministic: a GPU gives the same bits each time; without it, cuDNN chooses algorithms by
-            timing them, and bits differ from run to run.
+            one machine such as "cuda:0,cuda:1", among which the clients are divided, or "mps". A
+            Flower node has its own setting: `fedshot flower node --device`.
+        tf32: whether a GPU may round the inputs of convolutions and matrix products in float32 to
+            10 bits of mantissa (TF32), which is several times faster.
+        deterministic: whether a GPU gives the same bits in every run. Otherwise cuDNN chooses
+            algorithms by timing them, and bits differ from run to run.
         workers: how many clients (fleet "threads") or stacks of clients (fleet "vectorised") run at
             once. null: as many as the cores allow with `threads` cores each. If steps are so short
             that workers would wait for each other, null means 1 for the fleet "threads". The number
@@ -139,14 +140,14 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.fleet == "sequential" and self.workers is not None and self.workers > 1:
             raise ConfigError(
-                f"run.workers is {self.workers} with run.fleet 'sequential', which has one. Set "
-                "run.fleet to 'threads', or leave run.workers out."
+                f"run.workers is {self.workers} with run.fleet 'sequential', which has one worker. "
+                "Set run.fleet to 'threads', or leave run.workers out."
             )
         devices = devices_of(self.device)
         if self.device != "cpu" and self.workers is not None and self.workers > 1:
             raise ConfigError(
-                f"run.workers is {self.workers} with run.device {self.device!r}, and a GPU itself "
-                "runs many clients at once. Leave run.workers out."
+                f"run.workers is {self.workers} with run.device {self.device!r}, but a GPU runs "
+                "many clients at once with one worker. Leave run.workers out."
             )
         if self.fleet == "vectorised" and len(devices) > 1:
             raise ConfigError(
@@ -161,7 +162,7 @@ class RunOptions:
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
-        """Set how this process computes in a run; restore it afterwards."""
+        """Set this process's threads and GPU arithmetic for a run; restore them afterwards."""
         assert self.threads is not None, "PreparedRun sets it"
         with ExitStack() as stack:
             stack.enter_context(arithmetic(self.threads))
@@ -178,5 +179,5 @@ def not_honest(settings: Mapping[str, Any]) -> list[str]:
     if trees.at(settings, "run.choose") == "best_on_test_classes":
         found.append("NOT HONEST: the test classes chose the round")
     if trees.at(settings, "test.first_client_only"):
-        found.append("NOT HONEST: where clients answer, the first alone was scored")
+        found.append("NOT HONEST: only the first client's predictions were scored")
     return found

@@ -102,7 +102,7 @@ def parse(text: str, is_text: IsText, *, origin: str, path: str = "") -> Any:
 
 
 class _Reader:
-    """Turns the nodes of a YAML document into plain values; ambiguous values are errors."""
+    """Turns the nodes of a YAML document into plain values; refuses tags and duplicate keys."""
 
     def __init__(self, origin: str, is_text: IsText) -> None:
         self._origin, self._is_text, self._nodes = origin, is_text, 0
@@ -114,7 +114,7 @@ class _Reader:
             self._refuse(node, f"more than {_MOST_NODES} values. Use fewer anchors")
         if depth > records.DEEPEST:
             nested = f"nested deeper than {records.DEEPEST} lists and sections"
-            self._refuse(node, f"{nested}, or an anchor holds itself. Write the value out")
+            self._refuse(node, f"{nested}, or an anchor contains itself. Write the value out")
         if node.tag not in _TAGS[type(node)]:
             self._refuse(node, f"the tag {node.tag[:60]!r} is not known here. Leave it out")
         if isinstance(node, yaml.MappingNode):
@@ -153,7 +153,7 @@ class _Reader:
 
 
 def _plain(text: str, *, is_text: bool) -> Any:
-    """Return the value of a scalar without quotes."""
+    """Return the value of an unquoted scalar; numbers and booleans stay text if `is_text`."""
     if text in _CONSTANTS and (_CONSTANTS[text] is None or not is_text):
         return _CONSTANTS[text]
     if not is_text and _INT.fullmatch(text):

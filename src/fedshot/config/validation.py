@@ -57,7 +57,7 @@ def checked(cls: type[Any], path: str, given: Any, names: Mapping[str, str]) -> 
         names: the name of the chosen component for each key path.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value does not fit.
+        ConfigError: a key is unknown or missing, or a value does not fit its option's type.
     """
     try:
         adapter = _adapter(cls, path)  # type: ignore[arg-type]  # a class is hashable
@@ -147,9 +147,9 @@ def _value_adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _accepting(hint: Any) -> Any:
-    """Return the type `hint`, adapted so that pydantic's strict mode accepts what YAML can hold.
+    """Return the type `hint`, adapted so that pydantic's strict mode accepts values from YAML.
 
-    A number is accepted where `hint` is a text, and a list where `hint` is a tuple. Integers are
+    A number is accepted where `hint` is `str`, and a list where `hint` is a tuple. Integers are
     limited to 64 bits.
     """
     origin, inner = get_origin(hint), get_args(hint)
@@ -198,7 +198,7 @@ def _refusal(
     error: ValidationError, path: str, given: Any, hints: Mapping[str, Any],
     names: Mapping[str, str],
 ) -> str:  # fmt: skip
-    """Return an error message: which value is wrong, what was expected, and how to fix it.
+    """Return an error message with the wrong value, the expected values and a fix.
 
     `hints` are the types of the options by key path.
     """
@@ -231,7 +231,7 @@ def _refusal(
 
 
 def _fits_without_quotes(text: str, hint: Any) -> bool:
-    """Whether the value that YAML reads from a text fits an option's type."""
+    """Whether a text, read as unquoted YAML, fits an option's type."""
     try:
         value = parse(text, lambda _: False, origin="the text")
         _value_adapter(hint).validate_python(value)

@@ -21,7 +21,7 @@ _INTEGER = re.compile(r"([+-]?[0-9]{1,18})(?:\.0+)?")  # a name that is an integ
 
 @dataclass(frozen=True)
 class ClassSplit:
-    """Class numbers for training (`base`), selecting a round (`validation`), testing (`novel`).
+    """Class numbers for training (`base`), selecting a round (`validation`) and testing (`novel`).
 
     The parts are disjoint. `validation` may be empty, and so may `novel` if clients are tested on
     their own classes.
@@ -78,11 +78,14 @@ class ClassSplit:
     def at_random(
         cls, dataset: Dataset, n_base: int, n_validation: int, n_novel: int, key: Key
     ) -> ClassSplit:
-        """Return a random split of the classes that have examples; `key` seeds the draw."""
+        """Return a random split of the classes that have examples; `key` seeds the draw.
+
+        Raises DataError if there are fewer such classes than asked for.
+        """
         n, held = n_base + n_validation + n_novel, np.unique(dataset.y)
         if min(n_base, n_validation, n_novel) < 0 or n > len(held):
             empty = dataset.n_classes - len(held)
-            besides = f", and {empty} numbers or names without an example" if empty else ""
+            besides = f" with examples, and {empty} without" if empty else ""
             raise DataError(
                 f"cannot split {dataset.name} into {n_base} base, {n_validation} validation and "
                 f"{n_novel} novel classes; it has {len(held)} classes{besides}. Ask for fewer."
@@ -93,10 +96,10 @@ class ClassSplit:
 
 
 def random_shares(dataset: Dataset) -> tuple[int, int, int]:
-    """Return the default numbers of base, validation and novel classes of data without a split.
+    """Return the default numbers of base, validation and novel classes for data without a split.
 
-    A fifth of the classes that have examples, but at least one, are for validation, as many for
-    the test, and the others for training.
+    Of the classes that have examples, a fifth (at least one) are for validation, as many for the
+    test, and the others for training.
     """
     classes = len(np.unique(dataset.y))
     held_out = max(1, classes // 5)
@@ -163,16 +166,16 @@ def _closest(name: str, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """Which classes are for training, validation and testing; by default, the data's own split.
+    """The classes for training, validation and testing; by default, the data's own split.
 
     Args:
         base: classes to train on: names, numbers, or ranges such as "0-4".
         validation: classes whose accuracy selects the round to test; may be empty.
         novel: classes to test on.
-        random: draw the classes at random: the numbers of base, validation and novel classes.
-        users: split users instead of classes: the shares for training, validation and testing,
-            such as [0.6, 0.2, 0.2].
-        seed: seed of the draw by `random` or `users`; null for the seed of the test, test.seed.
+        random: numbers of base, validation and novel classes to draw at random.
+        users: shares of the users for training, validation and testing, such as [0.6, 0.2, 0.2], to
+            split the data by user instead of by class.
+        seed: seed of the random split by `random` or `users`; null for the test's seed, test.seed.
     """
 
     base: tuple[str, ...] = ()
@@ -198,9 +201,9 @@ class SplitOptions:
             )
 
     def of(self, dataset: Dataset, standard: ClassSplit | None, key: Key) -> ClassSplit:
-        """Return a dataset's split by these options, or else `standard`, the data's own split.
+        """Return the split that these options define, or else `standard`, the data's own split.
 
-        Raises ConfigError if neither defines a split.
+        Raises ConfigError if neither is given.
         """
         if self.random is not None:
             return ClassSplit.at_random(dataset, *self.random, key.at("split"))

@@ -1,4 +1,4 @@
-"""Duplicates: an image that occurs twice may be in both training and test."""
+"""Counts duplicate examples, since copies of an image may be in both training and test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SOME = 512  # bytes from the middle of an image, which suffice to distinguish m
 
 @dataclass(frozen=True)
 class Copies:
-    """Counts of examples that give the model exactly the same input as another example.
+    """Counts of examples that are exact copies of another example, as seen by the model.
 
     Args:
         examples: number of examples, without empty texts.
@@ -63,7 +63,7 @@ class Copies:
     def __str__(self) -> str:
         counts = (
             f"{self.identical:,} of {self.examples:,} examples are identical to another one: "
-            f"{self.within:,} to one of their class, {self.across:,} to one of another class, "
+            f"{self.within:,} to one of the same class, {self.across:,} to one of another class, "
             f"{self.parts:,} to one of another part (training, validation, test)"
         )
         if self.identical < _MANY * self.examples:
@@ -95,9 +95,10 @@ def _contents(dataset: Dataset, rows: Ints, most: int | None = None) -> Ints:
 
 
 def _sizes(group: Ints, other: Ints | None = None) -> Ints:
-    """Return, for each row, the number of rows with the same value in `group`, all from 0 on.
+    """Return, for each row, the number of rows with its value in `group`, int64 [rows].
 
-    If `other` is given, only rows that also have the same value in `other` are counted.
+    Values are integers from 0. If `other` is given, only rows that also have the same value in
+    `other` are counted.
     """
     if other is not None:
         pairs = np.stack([group, other])

@@ -42,8 +42,8 @@ class Encoding:
 
     Args:
         encoder: SHA-256 of the encoder.
-        shape: shape of the examples before: that of images, or () for texts.
-        original: the dataset of these examples, if it is at hand.
+        shape: shape of an example before encoding: that of an image, or () for a text.
+        original: the dataset before encoding, if it is in memory.
     """
 
     encoder: str
@@ -58,11 +58,13 @@ class Dataset:
     Examples are images (uint8 [n, H, W, C]), texts (`Tokens`, or `RawTexts` for an encoder), or
     features that an encoder has computed (float32 [n, d]).
 
-    `users` are user numbers from 0 on, never names. `standard` is the class split that the data
-    define, if any. `skipped` describes the files that were skipped. Examples with the same number
-    in `groups`, such as frames of a video or images of a patient, are nearly alike. Within a class,
-    an episode never has examples of one group in both support and query set. `encoding`
-    says how `model.encoder` computed the features.
+    `users` are user numbers starting at 0 (int64 [n]), never names. `standard` is the class split
+    that the data define, if any. `skipped` describes the files that were skipped. `encoding` says
+    how `model.encoder` computed the features.
+
+    `groups` are group numbers (int64 [n]). Examples of one group, such as frames of a video or
+    images of a patient, are nearly alike. Within a class, an episode never has examples of one
+    group in both support and query set.
     """
 
     name: str
@@ -114,14 +116,14 @@ class Dataset:
 
     @property
     def kind(self) -> Kind:
-        """What the examples are."""
+        """The kind of the examples: "images", "text" (`Tokens`), "raw text" or "features"."""
         if isinstance(self.x, Tokens | RawTexts):
             return "text" if isinstance(self.x, Tokens) else "raw text"
         return "images" if self.x.ndim == 4 else "features"
 
     @property
     def is_text(self) -> bool:
-        """Whether the examples are texts of word numbers."""
+        """Whether the examples are texts stored as word numbers."""
         return self.kind == "text"
 
     @property
@@ -197,7 +199,10 @@ class Dataset:
         return replace(self, resident=copy, known_digest=self.digest)
 
     def images_of(self, classes: Iterable[int]) -> Ints:
-        """Return the sorted row numbers of the examples of these classes."""
+        """Return the sorted row numbers of all examples of these classes, int64 [m].
+
+        Raises DataError if a class number does not exist.
+        """
         wanted = np.zeros(self.n_classes, dtype=bool)
         for c in classes:
             if not 0 <= c < self.n_classes:
@@ -272,7 +277,7 @@ def check_spellings(where: object, names: Iterable[str]) -> None:
 
 
 def first_twice(values: Iterable[T]) -> T | None:
-    """Return the first value that occurs again, or None."""
+    """Return the first value that repeats an earlier one; None if all are distinct."""
     seen: set[T] = set()
     for value in values:
         if value in seen:

@@ -1,4 +1,4 @@
-"""Convert a user's examples to model inputs in the same way as the training data.
+"""Converts a user's examples to model inputs in the same way as the training data.
 
 Images are processed as the run's data source does: for Omniglot they are scaled down by averaging
 and inverted, for other sources they are resized as in `ImageFolder`. Texts are tokenised as the
@@ -36,9 +36,9 @@ _LIMIT = 1 << 20  # bytes of a text file
 class Pictures:
     """Converts images to uint8 arrays of one shape (height, width, channels).
 
-    A file, its bytes or an opened image is processed as the training data were. It may be grey, in
-    colour, have a palette or transparency; transparency is dropped. An array must contain pixels as
-    the dataset does; it is resized or converted if its size or channels differ.
+    A path, the bytes of an image file, or an opened image is processed as the training data were.
+    It may be grey or in colour, and may use a palette. Transparency is dropped. An array must hold
+    pixels in the format of the dataset; it is resized or converted if its size or channels differ.
     """
 
     shape: tuple[int, int, int]
@@ -47,7 +47,7 @@ class Pictures:
 
     @classmethod
     def like(cls, source: Source, shape: tuple[int, ...]) -> Pictures:
-        """Return the conversion to images of `shape` that a data source uses."""
+        """Return the conversion that a data source uses, to images of `shape` [H, W, C]."""
         height, width, channels = shape
         aspect: Aspect = getattr(source, "aspect", "squeeze")
         return cls((height, width, channels), isinstance(source, Omniglot), aspect)
@@ -115,7 +115,7 @@ class Sentences:
         """
         words = self._words(read_text(text) if isinstance(text, Path) else text)
         if not words:
-            raise DataError(f"text {name} has no words. Remove it, or check what it should hold.")
+            raise DataError(f"text {name} has no words. Remove it, or correct it.")
         found = [self.numbers.get(word, UNKNOWN) for word in words]
         if max(found) <= UNKNOWN:
             raise DataError(
@@ -139,9 +139,9 @@ class Sentences:
 
 
 def read_raw(text: str | Sequence[str], name: object, source: Source) -> str:
-    """Return a text, or words joined by spaces, as the data source gives raw texts.
+    """Return a text, or words joined by spaces, in the form of the data source's raw texts.
 
-    Raises DataError, which names the text, if it is empty or no text.
+    Raises DataError, which names the text, if it is empty or not text.
     """
     if not isinstance(text, str):
         if not (isinstance(text, list | tuple) and all(isinstance(word, str) for word in text)):
@@ -152,7 +152,7 @@ def read_raw(text: str | Sequence[str], name: object, source: Source) -> str:
         text = " ".join(text)
     text = html.unescape(text) if isinstance(source, Sent140) else text
     if not text.strip():
-        raise DataError(f"text {name} has no words. Remove it, or check what it should hold.")
+        raise DataError(f"text {name} has no words. Remove it, or correct it.")
     return text
 
 

@@ -1,4 +1,4 @@
-"""Texts as they are, for an encoder with a tokenizer of its own."""
+"""Untokenised texts, for an encoder that has its own tokenizer."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Table: TypeAlias = npt.NDArray[np.float32]
 
 
 class Numbers(dict[str, int]):
-    """Assigns numbers to words or names, from 0 on, in the order of their first lookup."""
+    """Numbers words or names, starting at 0, in the order of their first lookup."""
 
     def __missing__(self, word: str) -> int:
         self[word] = number = len(self)
@@ -121,7 +121,7 @@ class Tokens:
             )
 
     def lengths(self, indices: Ints) -> Ints:
-        """Return the number of words of each of these texts."""
+        """Return the number of words of each of these k texts, int64 [k]."""
         return self.offsets[indices + 1] - self.offsets[indices]
 
     def rows(self, indices: Ints) -> Words:
@@ -141,7 +141,7 @@ class Tokens:
         return Tokens(ids, offsets, self.table, self.cut, self.words)
 
     def alone(self) -> Tokens:
-        """Return the same texts with a table reduced to the vectors of their words."""
+        """Return the same texts with a table that has only the vectors of their own words."""
         found = np.unique(self.ids)
         rows = np.concatenate([np.arange(FIRST_WORD), found[found >= FIRST_WORD]])
         ids = np.searchsorted(rows, self.ids).astype(np.int32)

@@ -1,10 +1,10 @@
-"""Episodic tests: fixed episodes, equal for every method, with a score and its interval.
+"""Episodic tests: fixed episodes, the same for every method, with a score and its interval.
 
 The episodes are drawn once from (dataset, classes, shape, seed) and identified by a hash. A method
 gets `EvalEpisode`s without the labels of the queries; `score` compares its predictions to them.
 
-Where clients are tested on their own classes, each episode belongs to one client: the support is
-the client's training data, the queries are examples that the partition held out.
+If clients are tested on their own classes, each episode belongs to one client. Its support is the
+client's training data, and its queries are examples that the partition held out.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class TestOptions:
         episodes: number of test episodes, from the novel classes.
         validation_episodes: number of episodes from the validation classes, by which the round is
             chosen.
-        seed: seed of the episodes; separate from the training seed, so that all training seeds
-            have the same test.
+        seed: seed of the episodes; separate from the training seed, so that runs with different
+            training seeds have the same test.
         group: split of an episode among a group of clients that learn it together.
         pool: where test episodes come from. "shared": every episode is drawn from all novel
             examples. "clients": the partition assigns the novel examples to clients, as it does the
             training data, and the clients provide the episodes in turn, each from its own examples.
             A client that is left out of a run, because it cannot form a training episode, provides
-            none. So two training seeds that leave out different clients have different tests.
+            none. Runs that leave out different clients therefore have different tests.
         first_client_only: if clients predict, use only the first client, as in some published code;
-            such a result is no fair estimate, and is marked NOT HONEST wherever it is shown. No
-            effect if the server predicts.
+            such a result is not a fair estimate, and is marked NOT HONEST wherever it is shown. It
+            has no effect if the server predicts.
     """
 
     way: int | tuple[int, int] = 5
@@ -123,7 +123,7 @@ class EvalEpisodes(LazyEpisodes):
         self.owners = owners
 
     def on(self, device: torch.device) -> EvalEpisodes:
-        """Return the same episodes on a device."""
+        """Return the same episodes, with their tensors on a device."""
         return EvalEpisodes(self._dataset, self._tasks, device, self.owners)
 
     def __len__(self) -> int:
@@ -166,11 +166,11 @@ class EvalEpisodes(LazyEpisodes):
         return len(self._places[0])
 
     def examples(self, first: int, last: int) -> Tensor:
-        """Return the distinct examples first .. last - 1."""
+        """Return the distinct examples from index `first` to `last` - 1, [last - first, ...]."""
         return examples(self._dataset, self._places[0][first:last]).to(self._device)
 
     def episode_index(self, u: int) -> EpisodeIndex:
-        """Return the examples of episode u as indices into the distinct examples."""
+        """Return episode u with its examples as indices into the distinct examples."""
         tasks, places = self._tasks, self._places[1]
         rows, classes = tasks.support[u], tasks.classes[u]
         support, query = (torch.from_numpy(places[r]) for r in (rows, tasks.query[u]))
@@ -213,7 +213,7 @@ class EpisodicTest:
         rows: Ints | None = None,
         group: GroupSampler = GroupSampler(),
     ) -> EpisodicTest:
-        """Draw a test from classes, or only from the rows `rows` of these classes.
+        """Draw the episodes of a test from classes, or only from their rows `rows` if given.
 
         If `group` has clients, each episode is split among them. Raises DataError if the classes
         cannot fill an episode.
@@ -233,7 +233,7 @@ class EpisodicTest:
         clients: Sequence[int],
         key: Key,
     ) -> EpisodicTest:
-        """Return a test of clients on their own classes, with one episode for each client.
+        """Return a test of clients on their own classes, one episode for each of `clients`.
 
         Support examples are from the client's rows in `train`, queries from its rows in `held`.
         """
@@ -253,7 +253,7 @@ class EpisodicTest:
         return _labels(self._dataset, self._tasks.query[u], self._tasks.classes[u])
 
     def classes(self, u: int) -> Tensor:
-        """Return the class numbers of episode u in the dataset."""
+        """Return the classes of episode u as class numbers of the dataset, int64 [way]."""
         return torch.from_numpy(self._tasks.classes[u])
 
     @property
@@ -329,7 +329,7 @@ T = TypeVar("T", bound=Mapping[str, Any])
 
 
 def checked_episodes(held: T) -> T:
-    """Return the JSON of a score. Raises ValueError if `missing` contradicts `per_episode`."""
+    """Return a score's JSON unchanged; raise ValueError if `missing` contradicts `per_episode`."""
     marks, missing = held.get("per_episode", ()), held.get("missing", ())
     if marks and len({u for u in missing if u < len(marks) + len(missing)}) != len(missing):
         raise ValueError("`missing` does not name the episodes that `per_episode` lacks")
@@ -417,7 +417,9 @@ def score(
         if u not in truth:
             truth[u] = episodic_test.labels(u)
         if logits.ndim != 2 or len(logits) != len(truth[u]):
-            raise ValueError(f"episode {u} has {len(truth[u])} queries, not logits {form(logits)}")
+            raise ValueError(
+                f"episode {u} has {len(truth[u])} queries, but its logits are {form(logits)}"
+            )
         # A query with NaN among its logits counts as wrong, although argmax returns a class.
         finite = torch.isfinite(logits).all(-1)
         diverged += not bool(finite.all())
@@ -452,7 +454,10 @@ def score(
 
 
 def _confusion(pairs: Sequence[Tensor], names: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Count the pairs (class, predicted class), int64 [2, queries] each, by name."""
+    """Return class name -> predicted name -> number of queries; empty for more than 30 classes.
+
+    Each tensor in `pairs` is int64 [2, queries]: the true and the predicted class numbers.
+    """
     every = torch.cat(list(pairs), dim=1).numpy()
     distinct, counts = np.unique(every, axis=1, return_counts=True)
     if len(np.unique(distinct)) > _MAX_CONFUSED:
@@ -464,7 +469,10 @@ def _confusion(pairs: Sequence[Tensor], names: Sequence[str]) -> dict[str, dict[
 
 
 def total_confusion(tests: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
-    """Return the sum of the confusion matrices of scores as JSON; empty if none has any."""
+    """Return the sum of the confusion matrices of several scores in JSON form, by class name.
+
+    It is empty if no score has a confusion matrix.
+    """
     total: dict[str, Counter[str]] = {}
     for test in tests:
         for true, row in (test.get("confusion") or {}).items():

@@ -1,7 +1,8 @@
 """Baselines without training: class means of the input, and a linear model of word counts.
 
 They predict the same test episodes as the method, with the support sets as their only training
-data. They are reported with every result, since a method far above chance may be worse than these.
+data. They are reported with every result, since a method far above chance may still be worse than
+a baseline.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ FEATURES = "given features"
 
 
 def raw_baselines(dataset: Dataset, episodic_test: EpisodicTest) -> dict[str, Score]:
-    """Return the score of each baseline on a test, by name.
+    """Return name -> score on a test, for each baseline of the dataset's kind.
 
-    The baseline of images is "raw pixels", that of features "given features"; those of texts are
-    "mean word vectors" and "TF-IDF, logistic regression". If an episode is split among a group of
+    For images it is "raw pixels", and for features "given features". For texts there are two: "mean
+    word vectors" and "TF-IDF, logistic regression". If an episode is split among a group of
     clients, the baselines use the support examples of all of them.
     """
     baselines: Mapping[str, Callable[[EvalEpisode], Tensor]] = {PIXELS: pixel_logits}
@@ -44,13 +45,13 @@ def raw_baselines(dataset: Dataset, episodic_test: EpisodicTest) -> dict[str, Sc
 
 
 def pixel_logits(eval_episode: EvalEpisode) -> Tensor:
-    """Return logits [queries, way]: minus the squared distance to the class mean of the pixels."""
+    """Return logits [queries, way]: negative squared distances to the class means, in pixels."""
     support, query = eval_episode.support_x.double() / 255, eval_episode.query_x.double() / 255
     return feature_logits(eval_episode._replace(support_x=support, query_x=query))
 
 
 def feature_logits(eval_episode: EvalEpisode) -> Tensor:
-    """Return logits [queries, way]: minus the squared distance to the class mean of the input."""
+    """Return logits [queries, way]: negative squared distances to the class means of the input."""
     support = eval_episode.support_x.flatten(1).double()
     query = eval_episode.query_x.flatten(1).double()
     means = class_means(support, eval_episode.support_y, len(eval_episode.classes))
@@ -59,9 +60,10 @@ def feature_logits(eval_episode: EvalEpisode) -> Tensor:
 
 
 def word_vector_logits(eval_episode: EvalEpisode, table: Tensor) -> Tensor:
-    """Return logits [queries, way]: minus the squared distance to the class mean of the texts.
+    """Return logits [queries, way]: negative squared distances to the class means of the texts.
 
-    A text is the mean of its words' vectors, rows of `table` [V, d]; an empty text is zero.
+    A text is represented by the mean of its words' vectors, which are rows of `table` [V, d]. An
+    empty text is represented by zeros.
     """
 
     def mean(ids: Tensor) -> Tensor:
@@ -73,10 +75,10 @@ def word_vector_logits(eval_episode: EvalEpisode, table: Tensor) -> Tensor:
 
 
 def tf_idf_logits(eval_episode: EvalEpisode) -> Tensor:
-    """Return logits [queries, way] of scikit-learn's TF-IDF and logistic regression.
+    """Return logits [queries, way] of a logistic regression on scikit-learn's TF-IDF features.
 
     Vocabulary, document frequencies and weights come from the support set alone. Words without a
-    vector are ignored, as the networks ignore them.
+    vector are ignored, as in the networks.
     """
     from sklearn.feature_extraction.text import TfidfTransformer
 

@@ -186,7 +186,7 @@ def test_another_encoder_is_refused_with_both_hashes(tmp_path: Path) -> None:
         lambda: TrainedRun(tmp_path, encoder=conv4(seed=1)).encoder,
         lambda: TrainedRun(tmp_path, encoder=conv4(seed=1)).federated,
     ):
-        with pytest.raises(ConfigError, match=f"{other}, that of the run {digest}"):
+        with pytest.raises(ConfigError, match=f"{other}, but the run has {digest}"):
             use()
     with pytest.raises(ConfigError, match="encoder=module"):
         fs.FewShotClassifier(tmp_path).fit(Digits().load(None).pixels[:4], [0, 0, 1, 1])
@@ -235,9 +235,9 @@ def test_copies_are_counted_among_the_texts_not_the_features() -> None:
 @pytest.mark.parametrize(
     ("give", "message"),
     [
-        (lambda x: x, r"gives a tensor \[32, 1, 8, 8\] for 32 examples; expected features"),
-        (lambda x: x.flatten(1)[:3], r"gives a tensor \[3, 64\]"),
-        (lambda x: {"h": x}, "gives an object of type dict"),
+        (lambda x: x, r"returns a tensor \[32, 1, 8, 8\] for 32 examples; expected features"),
+        (lambda x: x.flatten(1)[:3], r"returns a tensor \[3, 64\]"),
+        (lambda x: {"h": x}, "returns an object of type dict"),
         (lambda x: x.flatten(1).long(), "expected floating point"),
     ],
 )

@@ -201,7 +201,7 @@ def test_of_one_class_there_is_no_episode_however_few_it_may_have():
 def test_a_client_too_small_for_an_episode_says_by_how_much():
     client = everything(numbered([6, 6, 6, 5, 5, 5]))
     with pytest.raises(
-        DataError, match=r"3 classes with at least 6 examples, a 5-way episode needs 5\. Lower"
+        DataError, match=r"3 classes with at least 6 examples, but a 5-way episode needs 5\. Lower"
     ):
         client.episode(EpisodeSpec(5, 1, 5), Key(0).numpy())
 

@@ -185,11 +185,11 @@ def test_an_exam_in_one_hand_has_the_name_it_always_had() -> None:
             lambda: Redealt(5, "shards").assign(
                 DATA, POOL.indices, Key(0), EpisodeSpec((3, 6), 3, 5)
             ),
-            "in an episode of 3 classes a client may get images and no support",
+            "in an episode of 3 classes a client may get images but no support",
         ),
         (
             lambda: Redealt(10).assign(DATA, POOL.indices, Key(0), EpisodeSpec(5, 2, 8)),
-            "in an episode of 5 classes a client may get images and no support",
+            "in an episode of 5 classes a client may get images but no support",
         ),
         (
             lambda: Redealt(50).assign(DATA, POOL.indices, Key(0), EpisodeSpec(3, 5, 5)),
@@ -239,7 +239,7 @@ def test_hands_without_a_support_are_found_by_trying_all(
 
 
 def test_a_rare_hand_without_a_support_is_refused() -> None:
-    with pytest.raises(DataError, match="a client may get images and no support"):
+    with pytest.raises(DataError, match="a client may get images but no support"):
         Redealt(2, "shards", 3, 12).assign(DATA, POOL.indices, Key(0), EpisodeSpec(6, 1, 1))
 
 

@@ -129,12 +129,14 @@ def test_unable_names_the_clients_and_what_they_lack():
         [np.concatenate([rows[:6] for rows in by_class]), by_class[0][6:], np.array([], np.int64)]
     )
     assert infeasible_clients(dataset, p, EpisodeSpec(3, 1, 5)) == {
-        1: "has 1 class with at least 6 examples, a 3-way episode needs 3",
-        2: "has 0 classes with at least 6 examples, a 3-way episode needs 3",
+        1: "has 1 class with at least 6 examples, but a 3-way episode needs 3",
+        2: "has 0 classes with at least 6 examples, but a 3-way episode needs 3",
     }
     assert list(infeasible_clients(dataset, p, EpisodeSpec(4, 1, 6))) == [0, 1, 2]
     random_way = infeasible_clients(dataset, p, EpisodeSpec((2, 5), 1, 5))
-    assert random_way[0] == "has 4 classes with at least 6 examples, a 2-to-5-way episode needs 5"
+    assert (
+        random_way[0] == "has 4 classes with at least 6 examples, but a 2-to-5-way episode needs 5"
+    )
 
 
 def test_users_without_a_number_of_clients_are_a_client_each():

@@ -201,7 +201,10 @@ def test_what_is_missing_is_named_with_its_place(tmp_path):
     [
         ({"train/apple/x.png": png(np.zeros((30, 32, 3), np.uint8))}, "32x30 pixels; expected 32x"),
         ({"train/apple/x.png": b"no picture"}, r"train/apple/x\.png cannot be read"),
-        ({"train/aple/x.png": png(image(0, 0))}, "'aple', which is no class of cifar100. Did you"),
+        (
+            {"train/aple/x.png": png(image(0, 0))},
+            "'aple', which is not a class of cifar100. Did you",
+        ),
         ({"../x.png": b""}, r"'\.\./x\.png', a path that points outside the archive"),
         ({"/etc/x.png": b""}, "points outside"),
         ({"a\\..\\..\\x.png": b""}, "points outside"),

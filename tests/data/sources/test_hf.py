@@ -18,7 +18,7 @@ needs_datasets = pytest.mark.skipif(not INSTALLED, reason="needs the extra hf")
 
 @pytest.mark.parametrize("columns", [{}, {"text": "a", "image": "b"}])
 def test_either_text_or_image_says_what_the_data_is(columns):
-    with pytest.raises(DataError, match="set `text` or `image`, one of them"):
+    with pytest.raises(DataError, match="set either `text` or `image`"):
         HF("some/name", **columns)
 
 

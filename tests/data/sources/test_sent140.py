@@ -235,7 +235,7 @@ def test_shares_that_are_none_are_refused(shares):
 
 
 def test_a_part_of_nobody_and_a_dataset_without_users_are_refused():
-    with pytest.raises(DataError, match=r"a share of 0\.2 of 2 users is no user"):
+    with pytest.raises(DataError, match=r"a share of 0\.2 of 2 users is less than one user"):
         split_users(written([0, 1]), (0.2, 0.0, 0.8), Key(0))
     images = Dataset("i", np.zeros((2, 1, 1, 1), np.uint8), np.arange(2), ("a", "b"))
     with pytest.raises(DataError, match="i has no users"):

@@ -1,4 +1,4 @@
-"""The step from a dataset of images or raw texts to a dataset of features."""
+"""Turns a dataset of images or raw texts into a dataset of features."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _EVERY = 10.0  # seconds between two lines of the log
 def encoded(dataset: Dataset, encoder: LoadedEncoder) -> Dataset:
     """Return the dataset with features, float32 [n, d], in place of its images or raw texts.
 
-    Its hash is that of the data and the encoder, so it is the same on all machines.
+    Its hash is computed from the hashes of the data and the encoder, not from the features, so it
+    is the same on all machines.
     """
     x = dataset.x.texts if isinstance(dataset.x, RawTexts) else dataset.pixels
     blocks = partial(_with_progress, x, encoder)
@@ -53,9 +54,9 @@ def _with_progress(x: Block, encoder: LoadedEncoder) -> Iterator[Features]:
 
 
 def features_of(x: Block, encoder: LoadedEncoder) -> Iterator[Features]:
-    """Yield the features of consecutive blocks of images or texts.
+    """Yield the features of consecutive blocks of images or texts, float32 [k, d] each.
 
-    Each block is computed by one thread, so that their number does not change the features.
+    Each block is computed by one thread, so that the number of threads does not change them.
     """
     workers = cores() if encoder.parallel and encoder.device.type == "cpu" else 1
     running: deque[Future[Features]] = deque()

@@ -1,4 +1,4 @@
-"""What an encoder is: its options, and the loaded network with its preprocessing."""
+"""The interface of encoders: their options, and the loaded network with its preprocessing."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class EncoderOptions:
     """Options of all encoders.
 
     Args:
-        cache: whether to keep the features in the cache folder, for other runs. The numbers are the
-            same bits either way.
+        cache: whether to keep the features in the cache folder, for other runs. The features are
+            bitwise the same either way.
         digest: SHA-256 of the encoder's weights and preprocessing; null: recorded when a run
-            starts. Another encoder is then refused.
+            starts. An encoder with another hash is refused.
     """
 
     cache: bool = True
     digest: str | None = None
 
     def load(self, kind: Kind, device: str) -> LoadedEncoder:
-        """Load the network for images or raw texts, with the options as a run records them.
+        """Load the network for images or raw texts; its `options` are those that a run records.
 
         Raises ConfigError if it cannot be loaded, or if its hash is not `digest`.
         """
@@ -48,16 +48,19 @@ class EncoderOptions:
         found = loaded.options.digest
         if self.digest not in (None, found):
             raise ConfigError(
-                f"model.encoder is another one than this run's: its SHA-256 is {found}, that of "
-                f"the run {self.digest}. Restore the encoder, or start a new run."
+                f"model.encoder is not the encoder of this run: its SHA-256 is {found}, but the "
+                f"run has {self.digest}. Restore the encoder, or start a new run."
             )
         return loaded
 
     def hold(self, encoder: Any) -> Self:
-        """Return these options for an encoder that a Python program passes."""
+        """Return a copy of these options that uses an encoder passed in Python.
+
+        Raises ConfigError if these options read an encoder from files.
+        """
         del encoder
         raise ConfigError(
-            f"an encoder was passed, and model.encoder is a {type(self).__name__}, which reads its "
+            f"an encoder was passed, but model.encoder is a {type(self).__name__}, which reads its "
             "own files. Leave `encoder` out."
         )
 
@@ -77,7 +80,7 @@ class LoadedEncoder:
     Args:
         options: the options, with the hash of the encoder.
         module: maps prepared examples to features, float [n, d].
-        prepare: returns a block of examples as the module takes it; called by one thread.
+        prepare: converts a block of examples to the module's input; called by one thread.
         device: where the module computes.
         parallel: whether several threads may call the module at once.
     """
@@ -94,17 +97,17 @@ class LoadedEncoder:
     def forward(self, inputs: Any, n: int) -> Features:
         """Return the features, float32 [n, d], of n prepared examples.
 
-        Raises ConfigError if the module gives anything else than n rows of numbers.
+        Raises ConfigError if the module returns anything other than n rows of floats.
         """
         with torch.inference_mode():
             found = self.module(_to(inputs, self.device))
         if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != n:
             raise ConfigError(
-                f"model.encoder gives {_described(found)} for {n} examples; expected features, a "
+                f"model.encoder returns {_described(found)} for {n} examples; expected features, a "
                 f"tensor [{n}, d]. Flatten or pool the output in the module's forward."
             )
         if not found.is_floating_point():
-            raise ConfigError(f"model.encoder gives {found.dtype}; expected floating point.")
+            raise ConfigError(f"model.encoder returns {found.dtype}; expected floating point.")
         return np.ascontiguousarray(found.float().numpy(force=True))
 
 
@@ -121,17 +124,20 @@ def _described(found: Any) -> str:
 
 
 def colour(images: Pixels) -> Pixels:
-    """Return images [n, H, W, 3]; grey ones are repeated."""
+    """Return images as uint8 [n, H, W, 3]; the channel of grey images is repeated."""
     if images.shape[3] not in (1, 3):
         raise DataError(
-            f"images have {images.shape[3]} channels; this model.encoder takes grey or colour. "
-            "Choose other data, or a module of your own."
+            f"images have {images.shape[3]} channels; this model.encoder takes 1 (grey) or 3 "
+            "(colour). Choose other data, or a module of your own."
         )
     return np.repeat(images, 3, axis=3) if images.shape[3] == 1 else images
 
 
 def hash_weights(module: nn.Module) -> str:
-    """Return a SHA-256 of the layers of a module and of its parameters and buffers."""
+    """Return a SHA-256 of a module's layers, parameters and buffers.
+
+    Raises ConfigError if its `state_dict` holds anything but tensors.
+    """
     sha = hashlib.sha256(repr(module).encode())
     for name, leaf in module.state_dict().items():
         if not isinstance(leaf, Tensor):

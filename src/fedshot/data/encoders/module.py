@@ -1,4 +1,4 @@
-"""An encoder that is a torch module of the user."""
+"""An encoder that is the user's own torch module."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class ModuleEncoder(EncoderOptions):
     )
 
     def hold(self, encoder: Any) -> Self:
-        """Return these options with a module, or the module that a function returns."""
+        """Return a copy of these options that uses `encoder`, a module or a function that makes it.
+
+        Raises ConfigError for anything else.
+        """
         if not callable(encoder):
             raise ConfigError(
                 f"encoder is of type {type(encoder).__name__}; expected a torch.nn.Module, or a "
@@ -66,7 +69,7 @@ class ModuleEncoder(EncoderOptions):
         if self.factory is None:
             known = f", SHA-256 {self.digest}" if self.digest else ""
             raise ConfigError(
-                f"model.encoder was a module in a program's memory{known}, and no file holds it. "
+                f"model.encoder was a module passed in Python{known}, which no file contains. "
                 "Pass it again in Python, as encoder=module, or set model.encoder.factory."
             )
         where, colon, name = self.factory.partition(":")
@@ -90,9 +93,9 @@ class ModuleEncoder(EncoderOptions):
 
 
 def held(options: EncoderOptions | None, encoder: Any) -> EncoderOptions:
-    """Return the options for an encoder that a Python program passes.
+    """Return options that use an encoder passed in Python; `options` are the configured ones.
 
-    It is a `torch.nn.Module`, or a function that returns one.
+    The encoder is a `torch.nn.Module`, or a function that returns one.
     """
     return (ModuleEncoder() if options is None else options).hold(encoder)
 

@@ -1,6 +1,7 @@
-"""Folders of pre-trained models: found locally or fetched from the Hugging Face hub, and checked.
+"""Finds folders of pre-trained models, locally or on the Hugging Face hub, and checks them.
 
-Weights are read from safetensors alone: a file of pickled weights can run code when it is read.
+Only weights in safetensors are read, because a file of pickled weights can run code when it is
+read.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def model_folder(path: str, revision: str | None) -> ModelFolder:
     if local.is_dir():
         if revision is not None:
             raise ConfigError(
-                f"model.encoder.revision is {revision!r}, and model.encoder.path is a local "
-                "folder, which has none. Leave it out."
+                f"model.encoder.revision is {revision!r}, but model.encoder.path is a local "
+                "folder, which has no revisions. Leave it out."
             )
         folder, commit = local, None
     else:
@@ -72,14 +73,15 @@ def _fetched(path: str, revision: str | None) -> Path:
     except Exception as error:  # network, hub and names raise many types
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"model.encoder.path is {path!r}, which is no local folder, and the hub does not give "
-            f"it ({reason[0]}). Check the name and the network, or set it to a local folder."
+            f"model.encoder.path is {path!r}, which is not a local folder and cannot be fetched "
+            f"from the hub ({reason[0]}). Check the name and the network, or set it to a local "
+            "folder."
         ) from error
     return Path(found)
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of a model, without hidden ones and those of other runtimes."""
+    """Return the sorted files of a model, except hidden files and those for other runtimes."""
     return [
         file
         for file in sorted(folder.rglob("*"))
@@ -109,7 +111,7 @@ def _check_weights(folder: Path) -> None:
 
 @contextmanager
 def loading(folder: Path) -> Iterator[None]:
-    """Turn the errors of reading a model into ConfigError."""
+    """Turn any error raised while a model is read into a ConfigError that names the folder."""
     try:
         yield
     except ConfigError:

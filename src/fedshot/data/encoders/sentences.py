@@ -75,8 +75,8 @@ def _check_modules(folder: Path) -> None:
     for kind in kinds:
         if not kind.startswith("sentence_transformers."):
             raise ConfigError(
-                f"{path} names {kind!r}, which is no part of sentence-transformers, and a model "
-                "does not choose the code that runs. Choose another model."
+                f"{path} names {kind!r}, which is not part of sentence-transformers; a model must "
+                "not choose the code that runs. Choose another model."
             )
 
 

@@ -19,8 +19,8 @@ from fedshot.data.encoders.pretrained import loading, model_folder
 class TimmEncoder(EncoderOptions):
     """A model of the library timm, for images; needs the extra `timm`.
 
-    Its features are those before the classifier. Their size, mean, standard deviation and
-    interpolation come from the same folder.
+    Its features are those before the classifier. The preprocessing of images (size, mean, standard
+    deviation and interpolation) comes from the same folder.
 
     Args:
         path: a folder with config.json and model.safetensors, or a name on the Hugging Face hub,

@@ -22,14 +22,15 @@ _LONGEST = 512  # tokens, for a tokenizer and a network without a limit
 class TransformersEncoder(EncoderOptions):
     """A model of the library transformers, for images or texts; needs the extra `encoders`.
 
-    Its image processor or tokenizer comes from the same folder. A model of images and texts, such
-    as CLIP, gives its projected features; others are pooled. Code from the hub never runs.
+    Its image processor or tokenizer comes from the same folder. For a model of images and texts,
+    such as CLIP, the features are its projected embeddings; for others, the last layer is pooled.
+    Code from the hub never runs.
 
     Args:
         path: a folder that `save_pretrained` wrote, or a name on the Hugging Face hub.
         revision: branch, tag or commit on the hub; a run records the commit.
-        pooling: features from the last layer: "mean" of its tokens (or positions), or its first
-            token, "cls".
+        pooling: how the last layer is pooled: "mean" averages its tokens (or positions), and "cls"
+            takes its first token.
     """
 
     path: str

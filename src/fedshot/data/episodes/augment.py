@@ -1,4 +1,4 @@
-"""Random crops, flips and colour changes of whole batches of images; off by default.
+"""Data augmentation: random crops, flips and colour changes of images; off by default.
 
 Each image gets its own crop, flip and colours; one key seeds all draws. Crops and flips are exact;
 colours are computed in float32, so pixel values may differ by one between processor types.
@@ -21,13 +21,13 @@ _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 @dataclass(frozen=True)
 class Augment:
-    """Random changes of training images.
+    """Random augmentation of training images.
 
     Args:
         crop_padding: black pixels added on each side, before a random crop of the original size.
-        flip: mirror images horizontally with probability 1/2.
-        jitter: scale brightness, contrast and saturation, in this order, each by a factor uniform
-            in [1 - jitter, 1 + jitter]; in [0, 1).
+        flip: whether to mirror each image horizontally with probability 1/2.
+        jitter: strength of colour changes, in [0, 1). Brightness, contrast and saturation are
+            scaled in this order, each by a factor uniform in [1 - jitter, 1 + jitter].
     """
 
     crop_padding: int = 0
@@ -46,7 +46,7 @@ class Augment:
         return self.crop_padding > 0 or self.flip or self.jitter > 0
 
     def check(self, dataset: Dataset) -> None:
-        """Raise DataError if these changes do not fit the dataset."""
+        """Raise DataError if the augmentation is active and does not suit the dataset."""
         if not self.active:
             return
         if dataset.kind != "images":

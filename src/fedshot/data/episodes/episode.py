@@ -72,7 +72,7 @@ class ClientData:
         return self.episodes(spec, rng, 1)[0]
 
     def episodes(self, spec: EpisodeSpec, rng: np.random.Generator, n: int) -> list[Episode]:
-        """Sample n episodes: the same as n calls of `episode`, but faster."""
+        """Sample n episodes: the same ones as n calls of `episode`, but faster."""
         if not spec.augment.active:
             return _gather_all(self.dataset, self.class_index.draw(spec, rng, n))
         spec.augment.check(self.dataset)
@@ -89,11 +89,11 @@ class ClientData:
     def share(
         self, spec: EpisodeSpec, key: Key, whose: Sequence[str | int] = ()
     ) -> tuple[Ints, ClientShare]:
-        """Return the classes of an episode, and this client's share of its images.
+        """Return the classes of an episode of several clients, and this client's share of it.
 
         Here the client has the same rows in every episode, and divides all of them into support and
         queries. The array of classes is empty, because the classes of the episode depend on the
-        other clients, too.
+        other clients, too. Raises DataError if the support would be empty.
 
         Args:
             spec: shape of the episode.
@@ -107,7 +107,8 @@ class ClientData:
     def batch(self, n: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Sample n images (uint8 [n, H, W, C]) or texts (int32 [n, L]) and labels (int64 [n]).
 
-        Labels are class numbers of the dataset. Rows are distinct if there are at least n.
+        Labels are class numbers of the dataset. Rows are distinct if the client has at least n.
+        Raises DataError if it has none.
         """
         if self.n == 0 or n < 1:
             raise DataError(
@@ -122,7 +123,7 @@ class ClientData:
 
     @cached_property
     def class_index(self) -> ClassIndex:
-        """The rows by class, to sample from."""
+        """The client's rows indexed by class, to sample episodes from."""
         return ClassIndex(self.dataset.y, self.indices, self.dataset.groups)
 
 
@@ -140,7 +141,10 @@ def shuffled_classes(
 def divide(
     dataset: Dataset, rows: Ints, spec: EpisodeSpec, rng: np.random.Generator
 ) -> ClientShare:
-    """Divide the rows of every class into support and queries, in the ratio shot to query."""
+    """Divide the rows of every class into support and queries, in the ratio shot to query.
+
+    Raises DataError if no class has enough rows for a support example.
+    """
     support, query = [], []
     for _, held in shuffled_classes(dataset, rows, rng):
         n = len(held) * spec.shot // (spec.shot + spec.query)
@@ -246,9 +250,10 @@ def block(arrays: Sequence[Ints]) -> Rows:
 
 
 def examples(dataset: Dataset, rows: Ints) -> Tensor:
-    """Return images, uint8 [n, H, W, C], or word numbers of texts, int32 [n, L], padded with 0.
+    """Return images, uint8 [n, H, W, C], features, float32 [n, d], or texts, int32 [n, L].
 
-    They are on the CPU, or on the GPU that the dataset has been copied to.
+    Texts are word numbers, padded with 0. The tensor is on the CPU, or on the GPU that the dataset
+    has been copied to.
     """
     if isinstance(dataset.x, Tokens):
         return torch.from_numpy(dataset.x.rows(rows))

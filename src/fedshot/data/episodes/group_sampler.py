@@ -61,7 +61,7 @@ class GroupSampler:
 
     @property
     def partitioner(self) -> Partitioner:
-        """The partitioner of the images of one episode."""
+        """The partitioner that divides the images of one episode."""
         return self._partitioner(self.clients, self.shards)
 
     def _partitioner(self, clients: int, shards: int | None) -> Partitioner:
@@ -74,7 +74,10 @@ class GroupSampler:
         return EpisodeSpec(spec.way, spec.shot, spec.query + more, labels=spec.labels)
 
     def sample(self, pool: ClientData, spec: EpisodeSpec, key: Key) -> GroupEpisode:
-        """Sample shot + query images of each class from a pool, and divide them among clients."""
+        """Sample shot + query images of each class from a pool, and divide them among clients.
+
+        Raises DataError if the pool has too few images, or a client's support would be empty.
+        """
         each = spec.shot + spec.query
         classes, rows = pool.class_index.rows_of_episode(self.needs(spec), key.at("images").numpy())
         ours = np.concatenate([held[:each] for held in rows])
@@ -133,7 +136,7 @@ class GroupTasks(Tasks):
 
 
 def _pooled(shares: Sequence[ClientShare], clients: int, key: Key) -> tuple[Ints, ...]:
-    """Return the rows of three sets, each followed by the client number of each of its rows.
+    """Return six arrays: the rows of three sets, each followed by the client number of each row.
 
     The sets are the group's support, the group's queries in random order, and the spare clients'
     support.

@@ -1,9 +1,9 @@
-"""Sample the rows of episodes: random classes, and random rows of each.
+"""Samples the rows of episodes: random classes, and random rows of each.
 
 The C kernel draws many episodes in the time that numpy needs for one. It holds the GIL throughout,
 so that threads do not contend for the GIL at every random number. It uses numpy's generator and
-draws the same numbers as the numpy code here. If a version of numpy draws other numbers than the
-kernel, the kernel is not used.
+draws the same numbers as the numpy code here. If the installed numpy draws different numbers, the
+kernel is not used.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class ClassIndex:
         return np.split(self._rows, self._starts[1:]) if len(self.classes) else []
 
     def draw(self, spec: EpisodeSpec, rng: np.random.Generator, n: int = 1) -> list[SampledRows]:
-        """Draw n episodes; classes are drawn uniformly from those with enough rows.
+        """Draw the rows of n episodes; classes are drawn uniformly from those with enough rows.
 
-        Raises DataError if there are fewer such classes than an episode of `spec` may need.
+        Raises DataError if fewer classes have enough rows than an episode of `spec` may need.
         """
         few = self._few and not spec.is_random_way and self._groups is None
         kernel = _checked_kernel() if few else None
@@ -169,7 +169,7 @@ class ClassIndex:
 
 
 def usable(labels: Ints, groups: Ints | None) -> tuple[Ints, Ints]:
-    """Return the distinct labels and the number of usable rows of each.
+    """Return the distinct labels, and the number of usable rows of each: two arrays int64 [k].
 
     A group is a set of rows that are nearly alike; within a label, an episode has rows of a group
     in its support set or in its query set, never in both. The number of usable rows of a label is
@@ -204,7 +204,7 @@ def _checked_kernel() -> Callable[..., None] | None:
 
 
 def kernel() -> Callable[..., None] | None:
-    """Return the C function, which holds the GIL; None if no kernels are compiled."""
+    """Return the C function that draws episodes; None if no kernels are compiled."""
     library = kernel_build.library()
     if library is None:
         return None

@@ -21,8 +21,8 @@ class EpisodeSpec:
         way: number of classes, N; a pair is the range, ends included, from which N is drawn.
         shot: number of support examples of each class, K.
         query: number of queries of each class.
-        queries: "exact" requires `query` queries of every class. "up_to", for small clients, takes
-            fewer if a class has fewer images left after the shots, but at least one.
+        queries: "exact" requires `query` queries of every class. "up_to", for small clients, allows
+            fewer, but at least one, if a class has too few images left after the support.
         labels: the order in which an episode's classes are numbered. "shuffled": at random.
             "fixed": as in the dataset, so that a head can learn classes that training and test
             share. "global": as in the dataset, with a head that has one output for every class of
@@ -85,9 +85,10 @@ class EpisodeSpec:
 
     @property
     def min_to_divide(self) -> int:
-        """Minimum number of images of a class that give at least one support example.
+        """Minimum number of images of a class that give a client a support example.
 
-        This holds if a client divides its images in the ratio `shot` to `query`.
+        It applies to clients that divide all their images of a class in the ratio `shot` to
+        `query`.
         """
         return -(-(self.shot + self.query) // self.shot)
 
@@ -121,8 +122,8 @@ class EpisodeSpec:
         return f"{way} {self.shot}-shot, {most}{self.query} {noun}"
 
     def shortage(self, n: int) -> str:
-        """Return why `n` classes with enough images are too few, as a predicate: `has 3 ...`."""
+        """Return why `n` classes with enough images are too few, as text that begins with "has"."""
         return (
-            f"has {count(n, 'class', 'classes')} with at least {self.min_images} examples, "
+            f"has {count(n, 'class', 'classes')} with at least {self.min_images} examples, but "
             f"{self.episode_text} needs {self.min_classes}"
         )

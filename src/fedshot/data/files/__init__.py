@@ -1,1 +1,1 @@
-"""Reading files: archives, images, hashes, the image cache, and limits on what is read."""
+"""Reading files safely: archives, images, size limits, hashes, and the caches on disk."""

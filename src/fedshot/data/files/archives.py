@@ -1,7 +1,8 @@
 """One interface to read members of zip files, tar files and folders by name, without unpacking.
 
-Opening an archive with a member whose name is absolute or contains `..` raises DataError, although
-nothing is written to disk: it is malicious or broken, and other tools may unpack it.
+Opening an archive with a member whose name is absolute or contains `..` raises DataError. Nothing
+is ever written to disk here, but such an archive is malicious or broken, and other tools may unpack
+it.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ IMAGE_LIMIT = 32 << 20  # bytes of one image file
 
 
 class Archive(Protocol):
-    """A container of files; the paths in `names` use `/`, are sorted and omit hidden files."""
+    """A container of files. `names` are the sorted paths of its members, without hidden files."""
 
     path: Path
     names: list[str]
 
     def read(self, name: str, limit: int = IMAGE_LIMIT) -> bytes:
-        """Return the bytes of a member. Thread-safe."""
+        """Return the bytes of a member. Raises DataError above `limit` bytes. Thread-safe."""
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Archive]:
-    """Open a folder, a .zip, or a .tar.gz."""
+    """Open a folder, a .zip, a .tar or a .tar.gz. Raises DataError if it is damaged or unsafe."""
     if path.is_dir():
         yield _Folder(path)
     elif path.name.endswith((".tar.gz", ".tgz", ".tar")):

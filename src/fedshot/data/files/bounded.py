@@ -121,7 +121,7 @@ class _Bounded(io.RawIOBase):
     def _check(self, offset: int) -> None:
         if offset > self._limit:
             raise DataError(
-                f"{self._path} unpacks to more than {self._limit} bytes, more than real data of "
+                f"{self._path} unpacks to more than {self._limit} bytes, too many for a file of "
                 "its size. Fetch it again, or unpack it yourself."
             )
 
@@ -153,7 +153,7 @@ def check_size(path: Path, name: str, size: int, limit: int, fix: str = _FETCH) 
 def check_member(
     path: Path, member: zipfile.ZipInfo, limit: int | None = None, fix: str = _FETCH
 ) -> None:
-    """Raise DataError for a member of a zip file that cannot be unpacked within bounds.
+    """Raise DataError if a member of a zip file is encrypted, too large, or not deflated or stored.
 
     `limit` is the maximum number of bytes of the member; None for `max_unpacked`. `fix` is the last
     sentence of the error for a member that is too large.

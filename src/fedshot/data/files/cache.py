@@ -44,7 +44,7 @@ _SPOTS, _SPOT = 64, 4096  # number of samples of the file hashed on every load; 
 
 
 class Labels(NamedTuple):
-    """What a loader returns besides the images."""
+    """The labels, class names and split that a loader returns; it passes the images to `put`."""
 
     y: Ints
     class_names: tuple[str, ...]
@@ -62,8 +62,8 @@ def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build
         name: the dataset's name.
         sources: the files and folders of the data, in a fixed order.
         options: the options that affect the images, serialisable as JSON.
-        build: is called with a function `put`. It calls `put` once, with the shape of the images
-            and with the images in blocks, and returns the labels.
+        build: the loader. It takes a function `put`, which it calls once with the shape of all
+            images and the images in blocks, and returns the labels.
 
     If the folder is not writable, the images are decoded into memory.
     """
@@ -102,7 +102,7 @@ def load_or_build(name: str, key: str, build: Build, folder: Path) -> Dataset:
 def read_or_write(
     entry: Path, read: Callable[[Path], T | None], write: Callable[[Path], None]
 ) -> T:  # fmt: skip
-    """Return what `read` gives for the folder `entry`; if that is None, let `write` make it first.
+    """Return `read(entry)`; if that is None, build the folder `entry` with `write` and read again.
 
     `write` fills a partial folder, which then replaces the entry. Raises DataError if the folder
     cannot be written.
@@ -234,7 +234,7 @@ def _sha(about: Mapping[str, Any]) -> str:
 
 
 def writable(folder: Path, otherwise: str) -> bool:
-    """Whether the cache folder can be written; else tell the user what happens `otherwise`."""
+    """Whether the cache folder is writable; if not, print a notice of what happens `otherwise`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f"probe-{_unique()}"

@@ -1,7 +1,7 @@
 """A cache of an encoder's features on disk: one float32 array, memory-mapped.
 
-An entry lies beside those of images, as described in `cache.py`: a folder with `features.npy` and
-`about.json`.
+An entry is a folder with `features.npy` and `about.json`, beside the entries of images that
+`cache.py` describes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fedshot.data.files import cache
 def cached_features(
     name: str, key: str, n: int, blocks: Callable[[], Iterator[Features]]
 ) -> Features:  # fmt: skip
-    """Return features [n, d] from the cache folder; compute their blocks if they are not there.
+    """Return features, float32 [n, d], from the cache folder; compute them if they are not there.
 
     Args:
         name: name of the dataset.
         key: SHA-256 of everything that the features depend on.
         n: number of examples.
-        blocks: computes the features, in blocks of rows.
+        blocks: computes the features and yields them in blocks of rows, float32 [k, d].
 
     If the folder is not writable, the features are computed into memory.
     """

@@ -20,7 +20,7 @@ _FRESH = 2.0  # seconds; a file changed more recently may change again with the 
 
 
 class Fingerprints:
-    """SHA-256 hashes of contents, stored in a JSON file with a stamp of sizes and times."""
+    """SHA-256 hashes of files' contents, stored in a JSON file with a hash of sizes and times."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

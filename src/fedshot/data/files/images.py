@@ -1,4 +1,4 @@
-"""Decode image files to uint8 arrays, with errors that name the file."""
+"""Decodes image files to uint8 arrays, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_side(size: int | None, limit: int = _MAX_SIDE) -> None:
 
 
 def check_channels(channels: int) -> None:
-    """Raise DataError unless images are to have 1 or 3 channels."""
+    """Raise DataError unless the number of channels is 1 or 3."""
     if channels not in (1, 3):
         raise DataError(f"channels is {channels}; expected 1 (grey) or 3 (colour)")
 
@@ -79,7 +79,9 @@ def decoded(
     shape: tuple[int, int, int],
     convert: Callable[[bytes, str], Pixels],
 ) -> Iterator[Pixels]:
-    """Decode images in threads; yield them in order, in blocks that overwrite one another.
+    """Decode images in threads; yield them in order, in blocks uint8 [k, H, W, C].
+
+    All blocks share memory, so each one must be used before the next is requested.
 
     Args:
         members: the archive of each image, and its name in the archive.
@@ -142,7 +144,7 @@ def decode(
 def open_image(
     source: Path | bytes, name: object, formats: tuple[str, ...] = FORMATS
 ) -> Iterator[Image.Image]:
-    """Open an image. Raises DataError that names it, also if decoding fails inside the context."""
+    """Open an image. A DataError names it if opening fails, or decoding inside the context."""
     with (
         readable(name),
         BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file,
@@ -170,7 +172,7 @@ def check_image(image: Image.Image, name: object) -> None:
 
 
 def _bounded(image: Image.Image, read: Callable[[], Pixels]) -> Pixels:
-    """Return what `read` returns; large images are decoded one at a time, in one thread."""
+    """Call `read` and return the image; large images are read one at a time, in one thread."""
     large = image.width * image.height > _LARGE
     return _one_thread().submit(read).result() if large else read()
 
@@ -224,7 +226,8 @@ def to_array(
     """Return an opened image as uint8 [H, W, channels], of `size` (width, height) if given.
 
     `aspect` is how the image is resized: "squeeze" changes its aspect ratio, "crop" keeps the
-    middle, "pad" adds black. Transparency is dropped. Raises DataError if only it varies.
+    middle, "pad" adds black. Transparency is dropped. Raises DataError for an image that would be
+    blank without transparency.
     """
     check_image(image, name)
 

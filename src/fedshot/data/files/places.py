@@ -16,9 +16,9 @@ def default_data_dir() -> Path:
 
 
 def data_folder(option: str | None) -> Path:
-    """Return the folder of datasets, whether it exists or not.
+    """Return the folder of datasets, which need not exist.
 
-    It is the option, else $FEDSHOT_DATA, else the default.
+    It is `option` if given, otherwise $FEDSHOT_DATA if set, otherwise the default.
     """
     return Path(option or os.environ.get("FEDSHOT_DATA") or default_data_dir()).expanduser()
 

@@ -1,8 +1,8 @@
-"""Tar files, read member by member, with a limit on what their headers may declare.
+"""Reads tar files member by member, with a limit on the size of their headers.
 
-Extension records may precede a member, such as a long name, attributes or a map of holes. `tarfile`
-reads each record into memory, whatever size the record declares. `tarfile` is therefore given a
-stream that limits the bytes of every header.
+A member may follow extension records, such as a long name, attributes or the map of a sparse file.
+`tarfile` reads each record into memory, whatever size the record declares. `tarfile` is therefore
+given a stream that limits the bytes of every header.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class Tar:
         self._tar = tarfile.open(fileobj=cast(IO[bytes], self._headers), mode="r:")  # noqa: SIM115
 
     def members(self) -> Iterator[tarfile.TarInfo]:
-        """Yield the members that are files. Raises DataError for links, devices, sparse files."""
+        """Yield the members that are files.
+
+        Raises DataError for links, devices, sparse files and names that point outside the archive.
+        """
         while True:
             with naming_damage(self._path, "tar"):
                 member = self._tar.next()
@@ -74,7 +77,7 @@ class Tar:
                 yield member
 
     def read(self, member: tarfile.TarInfo, limit: int) -> bytes:
-        """Return a member's bytes."""
+        """Return a member's bytes. Raises DataError if it has more than `limit` or is damaged."""
         check_size(self._path, member.name, member.size, limit)
         with naming_damage(self._path, "tar"):
             self._stream.seek(member.offset_data)

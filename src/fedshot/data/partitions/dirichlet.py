@@ -23,7 +23,7 @@ def check_alpha(alpha: float) -> None:
 
 
 def shares(clients: int, alpha: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Return q ~ Dir(alpha 1_K), which sums to 1."""
+    """Return q ~ Dir(alpha 1_K) for K clients, float64 [K], which sums to 1."""
     q = rng.dirichlet(np.full(clients, min(alpha, _EVEN)))
     if not np.isfinite(q).all() or q.sum() <= 0:  # alpha so small that all draws underflow
         q = np.zeros(clients)
@@ -32,11 +32,11 @@ def shares(clients: int, alpha: float, rng: np.random.Generator) -> npt.NDArray[
 
 
 def counts(q: npt.NDArray[np.float64], n: int) -> Ints:
-    """Return integers that sum to `n` in the proportions `q`, by the method of largest remainders.
+    """Return int64 [K] that sum to `n` in the proportions `q`, by the largest-remainder method.
 
     Each share of `n` is rounded down, and the rest goes to the largest fractions, one each. All
-    clients are treated alike: if the distribution of `q` is symmetric, their expectations are
-    equal.
+    clients are treated alike: if the distribution of `q` is symmetric, all clients have the same
+    expected count.
     """
     # 1e-9: a product that misses an integer only by rounding is that integer.
     whole = np.floor(q * n + 1e-9).astype(np.int64)

@@ -43,9 +43,9 @@ class Pathological:
         way: number of classes of a client, plus or minus 1, at least 1.
         shot: number of training images of each class, plus or minus up to 2, at least 1.
         validation: number of validation images for each training image.
-        overlap: whether clients may share images. If so, each client draws from all images, so a
-            small class suffices for any number of clients; a client may train on images that
-            another client is tested on.
+        overlap: whether clients may share images. If so, each client draws from all images, so that
+            even small classes are large enough. A client may then train on images that another
+            client is tested on.
     """
 
     clients: AtLeast1 = 30
@@ -59,7 +59,7 @@ class Pathological:
         check_least(0, validation=self.validation)
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Draw every client's images. Raises DataError if a class has too few."""
+        """Draw every client's images. Raises DataError if there are too few classes or images."""
         del spec
         check_client_split(dataset, indices, self.clients)
         pool = _ClassPool(dataset, indices, key.at("pathological", "shuffle"))
@@ -117,7 +117,10 @@ class Clusters:
             )
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Draw the images cluster by cluster; clients of a cluster have consecutive numbers."""
+        """Draw the images cluster by cluster; clients of a cluster have consecutive numbers.
+
+        Raises DataError if there are too few classes or images.
+        """
         del spec
         check_client_split(dataset, indices, self.clients)
         pool = _ClassPool(dataset, indices, key.at("clusters", "shuffle"))
@@ -141,7 +144,7 @@ class Clusters:
 
 
 class _ClassPool:
-    """The images of each class in random order, and how many of them clients have taken."""
+    """The images of each class in random order, and how many of them have been taken."""
 
     def __init__(self, dataset: Dataset, indices: Ints, key: Key) -> None:
         self._names = dataset.class_names
@@ -152,8 +155,9 @@ class _ClassPool:
     def take(self, c: int, n_train: int, each: int, fix: str) -> Ints:
         """Take the next `each * n_train` images of class `c`, none of which was taken before.
 
-        `n_train` of them are for training. `each` is the number of images for each training image:
-        itself, two for the test, and those for validation.
+        `n_train` of them are for training. `each` counts the images taken per training image: the
+        training image, two test images, and the validation images. Raises DataError if too few
+        are left.
         """
         start, n = self._used[c], each * n_train
         there = len(self._rows[c]) - start
@@ -166,7 +170,10 @@ class _ClassPool:
         return self._rows[c][start : start + n]
 
     def draw(self, c: int, n_train: int, each: int, key: Key) -> Ints:
-        """Draw `each * n_train` distinct images of class `c`; later draws may repeat them."""
+        """Draw `each * n_train` distinct images of class `c`; later draws may return them again.
+
+        Raises DataError if the class has too few.
+        """
         n, rows = each * n_train, self._rows[c]
         if n > len(rows):
             raise DataError(
@@ -177,7 +184,10 @@ class _ClassPool:
 
 
 def _split(drawn: _Drawn, clients: int, validated: bool) -> ClientSplit:
-    """Divide each client's images of a class: n for training, 2 n for test, the rest validation."""
+    """Divide each client's images of a class among training, test and validation.
+
+    An entry of `drawn` gives n rows for training, 2 n for the test, and the rest for validation.
+    """
     clients_of = np.array([client for client, _, _ in drawn])
 
     def partition(parts: Sequence[Ints]) -> Partition:

@@ -53,12 +53,12 @@ class Partition:
 
     @property
     def sizes(self) -> Ints:
-        """The number of images of each client."""
+        """The number of images of each client, int64 [K]."""
         return np.diff(self.offsets)
 
     @property
     def owners(self) -> Ints:
-        """The client of each entry of `indices`."""
+        """The client that each entry of `indices` belongs to, int64 [m]."""
         return np.repeat(np.arange(len(self), dtype=np.int64), self.sizes)
 
     @property
@@ -88,9 +88,9 @@ class Partition:
 
 @dataclass(frozen=True)
 class ClientSplit:
-    """The training rows of every client and, if a partition provides them, the test rows.
+    """Each client's training rows and, if clients are tested on their own rows, held-out rows.
 
-    The `validation` rows select the round if clients are tested on their own rows.
+    The clients are tested on the rows in `test`, and those in `validation` select the round.
     """
 
     train: Partition
@@ -102,13 +102,17 @@ class Partitioner(Protocol):
     """A rule that assigns images to clients; its fields are its options."""
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Assign the rows `indices` to clients, who should be able to form episodes of `spec`."""
+        """Assign the rows `indices` to clients; `key` seeds all random choices.
+
+        Each client should be able to form an episode of `spec`, but need not be. Raises DataError
+        if the rows cannot be divided.
+        """
 
 
 def able_classes(dataset: Dataset, partition: Partition, needed: int) -> Ints:
-    """Return, for every client, the number of classes with at least `needed` usable images.
+    """Return each client's number of classes with at least `needed` usable images, int64 [K].
 
-    Images of one group count as described in `sampling.usable`.
+    `sampling.usable` describes how images of one group are counted.
     """
     # Sorting (client, class) pairs keeps memory at O(images), unlike a table clients x classes.
     pairs = partition.owners * dataset.n_classes + dataset.y[partition.indices]
@@ -139,7 +143,7 @@ def infeasible_clients(
 
 
 def check_client_split(dataset: Dataset, indices: Ints, clients: int) -> None:
-    """Raise DataError unless every row exists and there are as many rows as clients."""
+    """Raise DataError unless every row exists and there are at least as many rows as clients."""
     if len(indices) < clients:
         raise DataError(
             f"cannot divide {len(indices)} images among {clients} clients; each needs at least "

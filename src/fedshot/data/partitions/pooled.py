@@ -27,7 +27,7 @@ from fedshot.data.partitions.partition import (
 
 @dataclass(frozen=True)
 class Iid:
-    """Each class is shuffled and divided equally; clients get the remainders in turn.
+    """The images of each class are shuffled and divided equally; remainders go to clients in turn.
 
     Args:
         clients: number of clients.
@@ -39,9 +39,9 @@ class Iid:
         check_least(1, clients=self.clients)
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Deal the rows to the clients in turn, class by class.
+        """Assign the rows to the clients in turn, class by class.
 
-        A class's first row goes to the client after the one that got the previous class's last row.
+        The turn continues from one class to the next, so that clients' sizes differ by at most one.
         """
         del spec
         check_client_split(dataset, indices, self.clients)
@@ -54,7 +54,7 @@ class Iid:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Of each class, client k gets the share q_k of the images, with q ~ Dir(alpha 1_K).
+    """Client k gets the share q_k of each class's images; q ~ Dir(alpha 1_K) is drawn per class.
 
     The shares are drawn again until every client can form an episode. If `redraws` repetitions do
     not achieve that, the draw in which the largest number of clients can form an episode is used.
@@ -62,9 +62,9 @@ class Dirichlet:
 
     Args:
         clients: number of clients, K.
-        alpha: concentration; small values give clients different classes.
-        balance_cap: give no more images to clients that already have n/K of the n images (the
-            balanced variant of the NIID-bench family).
+        alpha: concentration of the distribution; small values give clients different classes.
+        balance_cap: whether to give no more images to clients that already have n/K of the n images
+            (the balanced variant of the NIID-bench family).
         redraws: maximum number of draws after the first.
     """
 
@@ -208,7 +208,7 @@ class WholeClasses:
 
 
 def _whole(indices: Ints, labels: Ints, clients: int | None, what: str, key: Key) -> ClientSplit:
-    """Assign all rows of a label to one client; labels are divided evenly and at random."""
+    """Assign all rows of a label to one client; each client gets equally many labels, at random."""
     found, group = np.unique(labels, return_inverse=True)
     groups = len(found)
     if clients is None:

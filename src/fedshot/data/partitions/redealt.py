@@ -29,14 +29,14 @@ _CACHED = 8  # episodes to remember, so that all clients of an episode get the s
 
 @dataclass(frozen=True)
 class Redealt:
-    """A simulation: each episode assigns images from one pool to the clients anew.
+    """A simulation in which each episode assigns images from one pool to the clients again.
 
     Real clients keep their images, as in the other partitions. Here each client sees the whole
     pool, and a method that learns in episodes gets the client's share of each episode.
 
     Args:
         clients: number of clients of each episode.
-        by: how an episode's images are divided: "iid" or "shards".
+        by: how the images of an episode are divided: "iid" or "shards", as in these partitions.
         per_client: number of shards of each client.
         shards: total number of shards; null for `clients * per_client`.
     """
@@ -69,9 +69,9 @@ class Redealt:
         for way in range(spec.min_way, spec.max_way + 1):
             if self._may_lack_support(spec, way):
                 raise DataError(
-                    f"in an episode of {count(way, 'class', 'classes')} a client may get images and"
-                    f" no support: too few of each class to divide {spec.shot} to {spec.query}. "
-                    "Raise episode.shot and episode.query, or lower `clients` or `per_client`."
+                    f"in an episode of {count(way, 'class', 'classes')} a client may get images but"
+                    f" no support set: too few of each class to divide {spec.shot} to {spec.query}."
+                    " Raise episode.shot and episode.query, or lower `clients` or `per_client`."
                 )
         self.group_sampler.sample(ClientData(dataset, indices), spec, key.at("trial"))
         return ClientSplit(Pool.shared(dataset, indices, self.group_sampler))
@@ -129,13 +129,13 @@ class Pool(Partition):
         return cls(whole.indices, whole.offsets, pool, episode)
 
     def data(self, dataset: Dataset, k: int) -> ClientData:
-        """Return all images, as the data from which client k gets its share of each episode."""
+        """Return the whole pool as the data of client k, who gets a share of each episode."""
         del dataset
         return _PoolData(self, k)
 
 
 class _PoolData(ClientData):
-    """The whole pool as one client's data; `share` gives this client's part of an episode."""
+    """The whole pool as one client's data; `share` returns this client's part of an episode."""
 
     def __init__(self, pool: Pool, client: int) -> None:
         super().__init__(pool.pool.dataset, pool.pool.indices)

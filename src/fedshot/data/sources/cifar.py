@@ -51,7 +51,7 @@ class CifarFiles(Source):
     known: ClassVar[tuple[str, str]]  # the publisher's archive, and the folder unpacked from it
 
     def read(self, data_dir: Path | None, names: tuple[str, ...]) -> tuple[Path, Dataset]:
-        """Return the folder and the dataset of these classes; the first call fills the cache."""
+        """Return the data's folder and the dataset with these classes; cache it on disk."""
         name, known = self.name, self.known
         folder = dataset_folder(data_dir, name, f"{known[0]}, or PNG files")
         place = find_images(folder, name, self.file, known)
@@ -121,7 +121,7 @@ def _from_pngs(archive: Archive, name: str, names: tuple[str, ...], put: Put) ->
         *above, class_name, file = ("", *path.split("/"))
         if class_name not in numbers:
             raise DataError(
-                f"{archive.path}: {path} lies in {class_name!r}, which is no class of {name}. "
+                f"{archive.path}: {path} lies in {class_name!r}, which is not a class of {name}. "
                 f"{nearest(class_name, names)}"
             )
         member = Member(class_name, archive, path)
@@ -134,7 +134,7 @@ def _from_pngs(archive: Archive, name: str, names: tuple[str, ...], put: Put) ->
 
 
 class _Batch(NamedTuple):
-    """The content of one file of the publisher."""
+    """The images, labels and file names in one of the publisher's pickle files."""
 
     images: Pixels  # [rows, 3072], channels first
     labels: Ints
@@ -151,7 +151,7 @@ def _from_pickles(archive: Archive, name: str, names: tuple[str, ...], put: Put)
         label, meta, key = "labels", "batches.meta", "label_names"
     for file in (*wanted, meta):
         if file not in by_name:
-            raise DataError(f"{archive.path} has no file {file}. Fetch it again, whole.")
+            raise DataError(f"{archive.path} has no file {file}. Fetch the complete archive again.")
     if _read(archive, by_name[meta]).get(key) != list(names):
         raise DataError(
             f"{archive.path}: {meta} lists other classes than the {len(names)} of {name}. Fetch "

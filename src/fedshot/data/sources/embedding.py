@@ -41,12 +41,14 @@ class TextOptions:
     def embed(
         self, rows: Iterable[tuple[T, Sequence[str]]], data_dir: Path | None, name: object
     ) -> tuple[Tokens, list[T]]:
-        """Return the texts as word numbers, and the labels of the texts.
+        """Return the texts as word numbers with word vectors, and the labels of the texts.
 
         Args:
             rows: (label, words) of each text; not read if the vectors are missing.
             data_dir: the folder of datasets.
             name: name of the data in errors.
+
+        Raises DataError if there are no vectors, no texts, or no word with a vector.
         """
         if self.cut < 1:
             raise DataError(f"cut is {self.cut}; expected 1 or more words")
@@ -80,7 +82,7 @@ class TextOptions:
 
 
 def raw_texts(rows: Iterable[tuple[T, str]], name: object) -> tuple[RawTexts, list[T]]:
-    """Return texts as they are, and their labels; `name` is that of the data in errors."""
+    """Return texts without tokenising them, and their labels; errors call the data `name`."""
     labels, texts = [], []
     for label, text in rows:
         labels.append(label)
@@ -91,7 +93,10 @@ def raw_texts(rows: Iterable[tuple[T, str]], name: object) -> tuple[RawTexts, li
 
 
 def reading_digest(options: TextOptions, data_dir: Path | None) -> str:
-    """Return a SHA-256 that is equal on two machines if they map words to the same vectors."""
+    """Return a SHA-256 of the word vectors and of the options that decide which words are used.
+
+    If it is equal on two machines, both turn a text into the same vectors.
+    """
     vectors = digest(find_vectors(options.vectors, options.dim, data_dir), options.dim)
     text = f"{vectors} {options.cut} {options.keep} {options.unknown}"
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Download datasets from their publishers, with checksums and resumption.
+"""Downloads datasets from their publishers, with checksums and resumption.
 
 A file is written as `<name>.part` and renamed once its checksum is correct, so that an interrupted
 download resumes and is never mistaken for the complete file. Other processes that want the same
@@ -32,7 +32,11 @@ Progress: TypeAlias = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True)
 class Fetched:
-    """A downloaded file; `already`: it existed before; `verified`: a known checksum matches."""
+    """A downloaded file of `size` bytes.
+
+    `verified` is whether it has a published checksum, which then matches. `already` is whether the
+    file was there before.
+    """
 
     path: Path
     size: int
@@ -56,13 +60,15 @@ def get(
     progress: Progress | None = None,
     publishers: dict[str, Publisher] | None = None,
 ) -> list[Fetched]:
-    """Download the missing files of a dataset to its folder below `data_dir`; verify all files.
+    """Download a dataset's missing files to its folder below `data_dir`, and verify all its files.
 
     Args:
         name: a key of `PUBLISHERS`.
         data_dir: the folder of datasets.
         progress: called with (file name, bytes so far, total bytes if known).
         publishers: used in tests instead of `PUBLISHERS`.
+
+    Raises DataError if a file cannot be downloaded or written, or has another checksum.
     """
     known = PUBLISHERS if publishers is None else publishers
     if name not in known:

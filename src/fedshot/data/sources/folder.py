@@ -30,7 +30,8 @@ class ImageFolder(Source):
 
     Args:
         path: the folder.
-        size: side in pixels of the square that images are resized to; null if all have one size.
+        size: side in pixels of the square that images are resized to; null to keep their size,
+            which must then be the same for all images.
         channels: 3 for colour, 1 for grey.
         aspect: how images become squares: "squeeze" changes their aspect ratio, "crop" keeps the
             middle, "pad" adds black.
@@ -58,7 +59,10 @@ class ImageFolder(Source):
         check_side(self.size)
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read all images; `path` is relative to the working directory."""
+        """Read all images; `path` is relative to the working directory.
+
+        Raises DataError if the folder is missing, a class has no image, or an image is unreadable.
+        """
         del data_dir
         root = Path(self.path).expanduser()
         if not root.is_dir():
@@ -103,7 +107,10 @@ class ImageFolder(Source):
 
 
 def _classes(root: Path) -> tuple[list[Path], list[str]]:
-    """Return the class folders, sorted by name, and the split part of each; [] without a split."""
+    """Return the class folders, sorted by name, and the part of the split that each is in.
+
+    The list of parts is empty if the folder has no split.
+    """
     folders = _folders(root, root)
     by_name = {folder.name: folder for folder in folders}
     is_split = {"base", "novel"} <= by_name.keys() <= set(PARTS)

@@ -35,8 +35,9 @@ class HF(TextOptions, Source):
         text: column of the texts.
         image: column of the images.
         label: column of the classes.
-        user: column of the user, if known; users are stored only as numbers from 0 on.
-        size: side in pixels of the square that images are resized to; null if all have one size.
+        user: column of the user, if known; users are stored only as numbers that start at 0.
+        size: side in pixels of the square that images are resized to; null to keep their size,
+            which must then be the same for all images.
         channels: 1 (grey) or 3 (colour).
         aspect: how images become squares: "squeeze" changes their aspect ratio, "crop" keeps the
             middle, "pad" adds black.
@@ -55,7 +56,7 @@ class HF(TextOptions, Source):
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.image is None):
-            raise DataError("set `text` or `image`, one of them, to the column that holds the data")
+            raise DataError("set either `text` or `image` to the column that holds the data")
         check_channels(self.channels)
         check_side(self.size)
         check_word("aspect", self.aspect, get_args(Aspect))
@@ -65,7 +66,7 @@ class HF(TextOptions, Source):
         return self._load(data_dir, raw=False)
 
     def load_raw(self, data_dir: Path | None) -> Dataset:
-        """Read the split; texts stay as they are."""
+        """Read the split as `load` does, but without tokenising texts."""
         return self._load(data_dir, raw=True)
 
     def _load(self, data_dir: Path | None, *, raw: bool) -> Dataset:

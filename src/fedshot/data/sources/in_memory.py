@@ -39,7 +39,7 @@ class InMemory(Source):
         return self._load(data_dir, raw=False)
 
     def load_raw(self, data_dir: Path | None) -> Dataset:
-        """Return the dataset as `load` does; texts of a custom source stay as they are."""
+        """Return the dataset as `load` does, but a custom source does not tokenise its texts."""
         return self._load(data_dir, raw=True)
 
     def _load(self, data_dir: Path | None, *, raw: bool) -> Dataset:
@@ -51,7 +51,7 @@ class InMemory(Source):
             return replace(loaded, standard=self.held.split(loaded))
         known = f", SHA-256 {self.digest}" if self.digest else ""
         raise DataError(
-            f"the dataset {self.dataset!r} was in a program's memory{known}, and no file "
-            "holds it. Create it again in Python, and resume the run with "
+            f"the dataset {self.dataset!r} was passed in Python{known}, and no file "
+            "contains it. Create it again in Python, and resume the run with "
             "fedshot.train(data=dataset, out=folder, resume=True)."
         )

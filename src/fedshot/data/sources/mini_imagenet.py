@@ -41,7 +41,7 @@ class ImageNetSubset(Source):
 
     Args:
         size: side length of the images in pixels.
-        resize: scale images of another size; if false, they are an error.
+        resize: whether to scale images of another size; otherwise they are an error.
         file: zip or folder to read in the dataset's folder; null looks for a folder `images`, a
             .zip or class folders.
     """
@@ -112,7 +112,7 @@ class MiniImageNet(ImageNetSubset):
 
 
 def _listed(archive: Archive, own: Sequence[Path]) -> _Rows | None:
-    """Return the rows of the csv files `own`, or of those in the archive; None if neither exist."""
+    """Return the rows of the csv files `own`, or else of those in the archive; None if none."""
     texts = [(str(path), read_text(path)) for path in own]
     if not own:
         by_name = {name.rsplit("/", 1)[-1]: name for name in archive.names}

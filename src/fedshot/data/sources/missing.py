@@ -1,10 +1,10 @@
-"""Detect missing values, which must not become a class or a client."""
+"""Detects missing values, which must not become a class or a client."""
 
 from __future__ import annotations
 
 
 def is_missing(value: object) -> bool:
-    """Whether a value is None, NaN, NaT or pandas' NA, which are not equal to themselves."""
+    """Whether a value is None, NaN, NaT or pandas' NA."""
     if value is None:
         return True
     try:

@@ -39,7 +39,7 @@ class Mnist(Source):
     names: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Return the dataset of the halves that exist, training images first."""
+        """Return the images of the halves that exist, the training half first."""
         folder = self._folder(data_dir)
         files = _files(folder)
         if not files:
@@ -124,7 +124,10 @@ def _build(files: dict[str, tuple[Path, Path]], names: tuple[str, ...], put: Put
 
 
 def read_idx(path: Path, dims: int) -> Pixels:
-    """Read an idx file, gzipped or not; return its uint8 array of `dims` dimensions."""
+    """Read an idx file, gzipped or not; return its uint8 array with `dims` dimensions.
+
+    Raises DataError if the file is damaged or has another type or number of dimensions.
+    """
     with naming_damage(path, "idx"), unzipped(path) as file:
         head = file.read(4 + 4 * dims)
         if len(head) < 4 + 4 * dims or head[:4] != bytes((0, 0, 8, dims)):

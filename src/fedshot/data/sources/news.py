@@ -64,7 +64,7 @@ class News20(TextOptions, Source):
         return _dataset(path, *self.embed(rows, data_dir, path))
 
     def load_raw(self, data_dir: Path | None) -> Dataset:
-        """Read all messages as they are, in the same order."""
+        """Read all messages without tokenising them, in the same order as `load`."""
         path = dataset_folder(data_dir, "news20", _FILE) / _FILE
         return _dataset(path, *raw_texts(self._rows(path), path))
 

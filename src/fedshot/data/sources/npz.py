@@ -1,4 +1,4 @@
-"""Images, or features, and labels from an .npz file."""
+"""Images or features, with their labels, from an .npz file."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ _UNPACKED = 1 << 30  # bytes that any array may have; drawings compress 600 to 1
 class Npz(Source):
     """Arrays from an .npz file: `x`, `y`, and optionally `class_names`, `users` and `groups`.
 
-    `x` is images, uint8 [n, H, W] or [n, H, W, C], or features that an encoder has computed, float
-    [n, d]. Files with Python objects are refused, since reading
-    them could run code. Users are renumbered from 0, in ascending order. Examples of one group are
-    nearly alike, such as frames of one video: within a class, an episode never has examples of one
-    group in both support and query set.
+    `x` holds images, uint8 [n, H, W] or [n, H, W, C], or features that an encoder has computed,
+    float [n, d]. `y`, `users` and `groups` are integers [n], and `class_names` are strings. Files
+    with Python objects are refused, since reading them could run code. Users are renumbered from 0,
+    in ascending order.
+
+    Examples of one group are nearly alike, such as frames of one video: within a class, an episode
+    never has examples of one group in both support and query set.
 
     Args:
         path: the file.

@@ -71,7 +71,7 @@ class Sent140(TextOptions, Source):
         return Dataset("sent140", x.only(kept), y, _CLASSES, users)
 
     def load_raw(self, data_dir: Path | None) -> Dataset:
-        """Read the tweets as they are, without those that have no word."""
+        """Read the tweets without tokenising them; tweets without a word are left out."""
         path = self._path(data_dir)
         x, pairs = raw_texts(_rows(path), path)
         kept, y, users = self._kept(path, np.array([bool(tokenize(t)) for t in x.texts]), pairs)
@@ -82,7 +82,7 @@ class Sent140(TextOptions, Source):
     def _kept(
         self, path: Path, not_empty: npt.NDArray[np.bool_], pairs: list[tuple[int, int]]
     ) -> tuple[Ints, Ints, Ints]:
-        """Return (rows of the tweets to keep, their classes, their users from 0 on)."""
+        """Return (rows of the tweets to keep, their classes, their user numbers starting at 0)."""
         labels, user_of = np.array(pairs, dtype=np.int64).T
         n_tweets = np.bincount(user_of[not_empty], minlength=user_of.max() + 1)
         kept = np.flatnonzero(not_empty & self._chosen(n_tweets)[user_of])
@@ -136,8 +136,8 @@ def split_users(
     for share, part in zip(shares, parts, strict=True):
         if share > 0 and len(part) == 0:
             raise DataError(
-                f"a share of {share} of {len(everyone)} users is no user. Raise it, or lower "
-                "`min_tweets`."
+                f"a share of {share} of {len(everyone)} users is less than one user. Raise it, or "
+                "lower `min_tweets`."
             )
     train, validation, test = (np.flatnonzero(np.isin(dataset.users, part)) for part in parts)
     return train, validation, test

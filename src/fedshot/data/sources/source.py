@@ -1,4 +1,4 @@
-"""The interface of a data source, and what sources of images share."""
+"""The interface of a data source, and functions that the sources of images share."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ class Source(Protocol):
     """Interface of a data source; its fields are its options."""
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Read the data; `data_dir` is the folder of downloaded datasets."""
+        """Read the data; `data_dir` is the folder of downloaded datasets, or None if there is none.
+
+        Raises DataError if the data are missing or damaged.
+        """
 
     def load_raw(self, data_dir: Path | None) -> Dataset:
-        """Read the data for an encoder: texts stay as they are, and need no word vectors."""
+        """Read the data for an encoder: texts are not tokenised and need no word vectors."""
         return self.load(data_dir)
 
     def split(self, dataset: Dataset) -> ClassSplit | None:
@@ -91,7 +94,7 @@ def put_images(
     """Decode images into the cache; return their labels. Raises DataError for an empty class.
 
     Args:
-        put: takes the shape of all images, and the images in blocks.
+        put: writes images to the cache, given the shape of all images and the images in blocks.
         members: the images, in the order of the dataset.
         class_names: class names of the dataset.
         shape: (height, width, channels) of every image.

@@ -43,7 +43,8 @@ class Texts(TextOptions, Source):
         path: the file, relative to the working directory.
         text: the column, or key, of the text; "0" for the first value of an array.
         label: the column, or key, of the class, which is a word or a number.
-        user: the column, or key, of the user, if known; users are stored as numbers from 0 on.
+        user: the column, or key, of the user, if known; users are stored as numbers that start at
+            0.
     """
 
     path: str
@@ -57,7 +58,7 @@ class Texts(TextOptions, Source):
         return self._dataset(*self.embed(rows, data_dir, self._path))
 
     def load_raw(self, data_dir: Path | None) -> Dataset:
-        """Read the texts as they are."""
+        """Read the texts without tokenising them."""
         del data_dir
         return self._dataset(*raw_texts(self._rows(), self._path))
 
@@ -104,8 +105,8 @@ def table_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict
 
     Args:
         path: the file; its suffix tells JSON from a table.
-        columns: columns expected in a table's header; the separator that gives most of them is
-            used.
+        columns: names expected in a table's header. The separator (comma, tab or semicolon) that
+            yields most of these columns is used.
     """
     if path.suffix.lower() in _JSON:
         yield from json_rows(path)
@@ -213,7 +214,10 @@ def csv_rows(path: Path, encoding: str, separator: str = ",") -> Iterator[tuple[
 
 
 def label_of(where: str, row: dict[str, Any], key: str) -> str:
-    """Return a row's label or user. Errors do not quote the value: it may be a person's name."""
+    """Return a row's label or user as text. Raises DataError if it is missing.
+
+    Errors do not quote the value, because it may be a person's name.
+    """
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise DataError(f"{where}: {_missing(key, row)}")
@@ -226,7 +230,7 @@ def label_of(where: str, row: dict[str, Any], key: str) -> str:
 
 
 def text_of(where: str, row: dict[str, Any], key: str) -> str:
-    """Return the text of a row."""
+    """Return the text of a row. Raises DataError if it is missing."""
     text = row.get(key)
     if not isinstance(text, str):
         raise DataError(f"{where}: {_missing(key, row)}")

@@ -55,6 +55,6 @@ class TieredImageNet(ImageNetSubset):
 
 
 def class_lists(folder: Path) -> dict[str, list[str]]:
-    """Return part -> classes, from csv files in the folder, or else the published lists."""
+    """Return part -> class names, from csv files in the folder, or else the published lists."""
     paths = [folder / f"{part}.csv" for part in PUBLISHED]
     return read_split_files(paths, _COUNTS) or packaged("tiered_imagenet")

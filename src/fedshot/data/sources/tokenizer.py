@@ -1,4 +1,4 @@
-"""Tokenise text, much as the corpus of GloVe 6B was tokenised.
+"""Tokenises text, much as the corpus of GloVe 6B was tokenised.
 
 The text is lower-cased and normalised (NFC; curly apostrophes become straight). From left to right,
 the first of these patterns that matches gives the next token:

@@ -1,4 +1,4 @@
-"""Compare a dataset on this machine with the publisher's dataset: hashes, counts, splits."""
+"""Compares a dataset on this machine with the publisher's dataset: hashes, counts, splits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedshot.data.sources.tiered_imagenet import class_lists
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check; `note` is a remark, not a fault."""
+    """The result of one check; the level "note" is a remark, not a fault."""
 
     level: Literal["ok", "note", "problem"]
     text: str

@@ -29,7 +29,7 @@ PUBLISHED = ("train", "val", "test")  # the names of the same parts in the publi
 
 
 def packaged(name: str) -> dict[str, Any]:
-    """Return the content of `name`.json, one of the lists that are part of fedshot."""
+    """Return the content of `name`.json, a file of class lists that comes with fedshot."""
     text = resources.files(__package__).joinpath(f"{name}.json").read_text(encoding="utf-8")
     loaded: dict[str, Any] = json.loads(text)
     return loaded
@@ -105,9 +105,11 @@ def to_split(
     """Return the class split given by three lists of names.
 
     Args:
-        places: what errors name as the origin of each of the three lists, such as its file.
+        places: the origin of each list, such as its file, for error messages.
         lists: part -> class names.
         class_names: class names of the dataset.
+
+    Raises DataError if a list names a class that the dataset does not have.
     """
     numbers = {name: c for c, name in enumerate(class_names)}
     for place, part in zip(places, PARTS, strict=True):
