@@ -567,7 +567,7 @@ def test_a_packed_upload_that_is_none_is_refused(trouble: Any, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"m": 4}, "m is 4; of 4 clients a client has 3 others"),
+        ({"m": 4}, "m is 4; expected 0 to 3, the number of other clients"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"l1": "proximal", "optimizer": Optimizer("adam")}, "Set it to 'sgd'"),
         ({"own_sample": "sometimes"}, "own_sample is 'sometimes'"),
