@@ -273,7 +273,7 @@ def test_gpal_over_positions_asks_for_a_map() -> None:
     resnet = Model(ResNet12(widths=(2, 2, 2, 2)), CONV.head, (32, 32, 1), "support")
     flattened = replace(CONV, backbone=Conv4(width=3, features=2))
     for model in (resnet, FLAT, flattened):
-        with pytest.raises(ConfigError, match="gives features without a map"):
+        with pytest.raises(ConfigError, match="has no feature map"):
             method(model, positions="mean")
         for mode in ("strict", "paper", "official"):
             m = method(model, mode=mode)
