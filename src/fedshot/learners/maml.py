@@ -30,8 +30,8 @@ class InnerLoop:
         steps: gradient steps in training; 0 does not adapt.
         test_steps: gradient steps at test.
         order: "second" differentiates through the steps, "first" does not (FOMAML).
-        adapts: the parameters that adapt: "all", or only the "head", on features computed once
-            (ANIL; Raghu et al. 2020). With dropout, all inner steps of the head share one mask.
+        adapts: "all" parameters adapt, or only the "head", on features computed once (ANIL; Raghu
+            et al. 2020). With dropout, all inner steps of the head share one mask.
     """
 
     lr: Above0 = 0.01

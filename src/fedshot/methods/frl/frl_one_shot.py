@@ -53,7 +53,7 @@ class FRLOneShot(Pretrained):
             all clients of the group and its spare ones (test.group.spare). With more candidates
             than clients, each client's supports are split among several.
         keep: number of candidates selected, those with the best held-out accuracy.
-        holdout: fraction of its supports of each class that a candidate holds out.
+        holdout: fraction of each class's supports that a candidate holds out.
         last: in the last round, "average" the selected models, or "ensemble" their predictions.
     """
 

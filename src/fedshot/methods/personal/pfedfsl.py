@@ -98,8 +98,8 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         temperature: temperature of the softmax in eq. (1).
         own_sample: in training, whether a sample's average distance to its own class includes the
             sample itself, at a distance of 0 ("with"), or not ("without").
-        weigh_by: the same choice for the loss L in eq. (1), which weights the models: "loss"
-            includes the sample itself, "leave_one_out" does not.
+        weigh_by: in the loss L of eq. (1), which weights the models, whether a sample's average
+            distance to its own class includes the sample itself ("loss") or not ("leave_one_out").
         alone: how to treat the only sample of a class where a sample itself is not included.
             "include" sets its distance to its class to 0; "drop" leaves it out of the mean loss.
         l1: how the l1 penalty acts. "subgradient": as a term of the loss, which makes weights
