@@ -278,7 +278,7 @@ class Namesake(FLProto):
     ("method", "words"),
     [
         (Bare, "Bare is not a dataclass"),
-        (Short, "Short has no init, round, server_model or evaluate"),
+        (Short, "Short does not define init, round, server_model or evaluate"),
         (
             Namesake,
             r"the name 'fl_proto': FLProto \(.*base/fl_proto\.py, line \d+\) and Namesake \(.*"

@@ -432,7 +432,7 @@ def test_users_keep_their_images_and_label_by_the_base_classes(tmp_path: Path) -
     before = tree.digest(run.server.phi)
     assert tree.digest(run.play().phi) != before
     assert run.metrics["loss"] < 10
-    with pytest.raises(ConfigError, match=r"model.head.way is 3, and the clients of an episode"):
+    with pytest.raises(ConfigError, match=r"model.head.way is 3, but an episode may have"):
         replace(m, variant="linear")
 
 
