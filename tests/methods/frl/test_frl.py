@@ -612,5 +612,5 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], text: str) -> None:
 
 
 def test_a_head_is_asked_for_where_it_is_needed() -> None:
-    with pytest.raises(ConfigError, match="there is no head"):
+    with pytest.raises(ConfigError, match="the model has no head"):
         method(Model(MLP((4,)), None, (6, 6, 1)), variant="linear")

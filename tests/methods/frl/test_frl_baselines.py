@@ -154,7 +154,7 @@ def test_clients_may_take_steps_of_their_own_in_the_preparation(tmp_path: Path) 
         for name, step in g.items():
             want[name] -= 0.01 * step / (step.abs() + 1e-8) / K
     close(renamed(run.play().theta), want)
-    with pytest.raises(ConfigError, match="prepare_steps is 2 with prepare_by 'server'"):
+    with pytest.raises(ConfigError, match="prepare_steps is 2, but with prepare_by 'server'"):
         replace(m, prepare_by="server", prepare_steps=2)
     with pytest.raises(ConfigError, match="prepare_by is 'nobody'"):
         replace(m, prepare_by="nobody")  # type: ignore[arg-type]

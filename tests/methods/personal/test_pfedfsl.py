@@ -359,7 +359,9 @@ def test_a_packed_tree_is_the_tree_in_fewer_bytes() -> None:
     for leaf, other in zip(tree.leaves(unpack(packed, whole)), tree.leaves(whole), strict=True):
         assert torch.equal(leaf, other)
     assert packing_flaw(packed, whole) is None
-    assert "values are 1" in str(packing_flaw(packed._replace(values=packed.values[:1]), whole))
+    assert "there are 1 values" in str(
+        packing_flaw(packed._replace(values=packed.values[:1]), whole)
+    )
     assert "expected" in str(packing_flaw(packed._replace(mask=packed.mask[:2]), whole))
     assert "expected" in str(packing_flaw(whole, whole))
     nothing = tree.zeros_like(whole)

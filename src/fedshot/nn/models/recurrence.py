@@ -112,8 +112,7 @@ def _trim(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     if wrong:
         if not ((mask == 0) | (mask == 1)).all():
             raise DataError(
-                "the last column of prepared texts has other values than 1, for a word, and 0, for "
-                "padding."
+                "the last column of prepared texts must be 1 for a word and 0 for padding."
             )
         row = int((mask[:, 1:] > mask[:, :-1]).any(1).nonzero()[0])
         raise DataError(f"text {row} has a word after padding; put the words of a text first.")
