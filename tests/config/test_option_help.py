@@ -46,7 +46,7 @@ def test_the_pages_are_what_the_command_writes(tmp_path: Path) -> None:
     [
         ([], "model.backbone  mlp, conv4, resnet12, gru, bilstm"),
         (["run"], "--run.rounds (a whole number of at least 1; default 100)"),
-        (["model.head"], "cosine     Logits are `scale` times"),
+        (["model.head"], "cosine     The logit of a class is `scale` times"),
         (["model.head", "none"], "No head, for methods that classify from the features."),
         (["model.head", "cosine"], "--model.head.scale (a number; default 10.0)"),
         (["partition", "iid"], "--partition.clients (a whole number of at least 1; default 10)"),

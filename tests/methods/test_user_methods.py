@@ -230,7 +230,7 @@ def test_what_cannot_be_loaded_is_named(
 def test_a_method_without_a_file_cannot_go_to_other_processes() -> None:
     module = sys.modules["a_notebook"] = ModuleType("a_notebook")
     exec(METHOD.format(name="mine", more=""), module.__dict__)
-    with pytest.raises(ConfigError, match="is in no file"):
+    with pytest.raises(ConfigError, match="is not defined in a file"):
         user_methods.for_children("mine")
     assert user_methods.fingerprint("mine") == "", "a run in the notebook itself needs none"
 

@@ -138,7 +138,7 @@ def test_a_stopped_run_goes_on_with_the_same_episodes(
                 "split": {"validation": []},
                 "test": {"group": {"clients": 6, "spare": 1}},
             },
-            "candidates is 20, and a test episode has 7 clients",
+            "candidates is 20, but a test episode has 7 clients",
         ),
     ],
 )

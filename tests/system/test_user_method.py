@@ -278,7 +278,7 @@ class Namesake(FLProto):
     ("method", "words"),
     [
         (Bare, "Bare is not a dataclass"),
-        (Short, "Short has no init, round, server_model or evaluate"),
+        (Short, "Short does not define init, round, server_model or evaluate"),
         (
             Namesake,
             r"the name 'fl_proto': FLProto \(.*base/fl_proto\.py, line \d+\) and Namesake \(.*"
@@ -373,7 +373,7 @@ def test_check_stops_where_a_method_does_not_run_and_names_the_line(
 ) -> None:
     assert checked(tmp_path / "mine.py", work) == 1
     assert capsys.readouterr().out.splitlines() == [
-        f"mine: fail: two rounds and a test run: {told} (mine.py, line 17)"
+        f"mine: fail: two rounds and a test run without errors: {told} (mine.py, line 17)"
     ]
 
 

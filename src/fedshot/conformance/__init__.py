@@ -1,4 +1,4 @@
-"""Conformance checks, which test what fedshot guarantees for every method."""
+"""Conformance checks: they test the guarantees that fedshot gives for every method."""
 
 from fedshot.conformance.checks import CHECKS, CheckOutcome, Runs, check
 

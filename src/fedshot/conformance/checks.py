@@ -1,6 +1,7 @@
 """The conformance checks of a method; each inspects a few short runs on a small dataset.
 
-The checks compare results bit by bit and ignore accuracy: unit tests check that a method learns.
+The checks compare results bit by bit, and ignore accuracy. Whether a method learns is for its unit
+tests to check.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ VECTORISED = FleetCase("vectorised", lambda setup: Vectorised(setup.host, 3, 2),
 
 
 class Runs:
-    """Runs of one method on one fleet; each shared run is made when a check first uses it.
+    """Runs of one method on one fleet. A shared run starts when a check first needs it.
 
     Args:
         method: the method.
-        where: the fleet to run on.
+        where: the fleet on which the method runs.
         folder: returns a new empty folder at each call.
     """
 
@@ -102,7 +103,7 @@ def _listed(function: Function) -> Function:
 
 
 class CheckOutcome(NamedTuple):
-    """Result of a check: `reason` says why it failed, and is empty if it passed."""
+    """The result of a check: `reason` says why it failed, and is empty if it passed."""
 
     name: str
     reason: str
@@ -118,7 +119,7 @@ def check(
     Args:
         method: the method.
         folder: returns a new empty folder at each call.
-        explain: returns a non-empty text for an error that the method's own code raised.
+        explain: returns a non-empty reason for an error that the method's own code raised.
     """
     runs = Runs(method, REFERENCE, folder)
     for name, function in CHECKS:
@@ -134,7 +135,7 @@ def check(
 
 @_listed
 def runs_through(runs: Runs) -> None:
-    """Two rounds and a test run."""
+    """Two rounds and a test run without errors."""
     runs.tested.require_executions()
 
 
@@ -180,18 +181,18 @@ def inputs_are_unchanged(runs: Runs) -> None:
         for path, leaf in tree.items(given):
             name = f"{execution.name} changes {path}"
             require(before.get(path) == tree.digest(leaf), f"{name} in place")
-            require(not leaf.requires_grad, f"{name}, which requires a gradient afterwards")
+            require(not leaf.requires_grad, f"{name}: it requires a gradient afterwards")
 
 
 @_listed
 def same_inputs_give_same_bits(runs: Runs) -> None:
-    """Client work gives the same bits for the same inputs."""
+    """Client work gives bit-identical results for the same inputs."""
     executions = two_of_each_work(runs.undisturbed)
     alone = [_digest(execution.repeat()) for execution in executions]
     for execution, expected in reversed(list(zip(executions, alone, strict=True))):
         torch.manual_seed(execution.client)
         same = _digest(execution.repeat()) == expected
-        require(same, f"{execution.name} gives other results when it is repeated")
+        require(same, f"{execution.name} gives different results when it is repeated")
 
 
 @_listed
@@ -224,7 +225,7 @@ def draws_by_key_and_data(runs: Runs) -> None:
         drawn = execution.exchange.work.draw(run.setup.host.data(execution.client), key)
         same = tree.digest(drawn) == tree.digest(execution.drawn)
         name = execution.exchange.work.draw_name
-        require(same, f"{name} draws other values when it is repeated with the same key and data")
+        require(same, f"{name} draws different values when repeated with the same key and data")
 
 
 @_listed
@@ -234,7 +235,7 @@ def replies_own_their_memory(runs: Runs) -> None:
         mine = {leaf.data_ptr() for leaf in tree.leaves(execution.inputs) if leaf.numel()}
         for path, leaf in tree.items(dict(execution.repeat().up)):
             shared = leaf.numel() and leaf.data_ptr() in mine
-            require(not shared, f"{execution.name} uploads {path}, which is memory of an input")
+            require(not shared, f"{execution.name} uploads {path}, which shares an input's memory")
 
 
 @_listed
@@ -245,7 +246,7 @@ def uploads_are_as_declared(runs: Runs) -> None:
         reducers, up = execution.exchange.reduce, execution.reply.up
         name = f"{execution.name} uploads"
         same = up.keys() == reducers.keys()
-        require(same, f"{name} {sorted(up)}, and the exchange reduces {sorted(reducers)}")
+        require(same, f"{name} {sorted(up)}, but the exchange reduces {sorted(reducers)}")
         for part, reducer in reducers.items():
             like = getattr(reducer, "like", None)
             like = like(execution.client) if callable(like) else like
@@ -253,7 +254,7 @@ def uploads_are_as_declared(runs: Runs) -> None:
                 found = tree.difference(like, up[part])
                 require(found is None, f"{name} {part!r} with another structure: {found}")
             fault = reducer.fault(execution.client, up[part], float(execution.reply.weight))
-            require(fault is None, f"{name} {part!r}, which is refused: {fault}")
+            require(fault is None, f"{name} {part!r}, which is rejected: {fault}")
 
 
 @_listed
@@ -262,16 +263,16 @@ def private_states_keep_their_form(runs: Runs) -> None:
     for execution in runs.undisturbed.executions:
         kept = execution.repeat().private
         found = tree.difference(execution.private, kept)
-        require(found is None, f"{execution.name} changes it: {found}")
+        require(found is None, f"{execution.name} changes the form of its private state: {found}")
         require(
             type(kept) is type(execution.private),
-            f"{execution.name} returns a {type(kept).__name__}",
+            f"{execution.name} returns a {type(kept).__name__} as private state",
         )
 
 
 @_listed
 def weights_and_metrics_are_numbers(runs: Runs) -> None:
-    """Weights are positive and metrics finite numbers."""
+    """Weights are positive, and metrics are finite numbers."""
     for execution in runs.undisturbed.executions:
         name = execution.name
         weight = execution.reply.weight
@@ -286,7 +287,7 @@ def weights_and_metrics_are_numbers(runs: Runs) -> None:
 
 @_listed
 def one_seed_gives_one_result(runs: Runs) -> None:
-    """Two runs with the same seed give the same bits."""
+    """Two runs with the same seed give bit-identical results."""
     assert_same(runs.begin().train(2).everything(), runs.undisturbed.everything())
 
 
@@ -341,13 +342,13 @@ def a_fleet_equals_the_reference(runs: Runs, rounds: int = 2) -> None:
 
 @_listed
 def threads_equal_a_loop(runs: Runs) -> None:
-    """The threads fleet gives the same bits as the sequential fleet."""
+    """The results of the threads fleet are bit-identical to those of the sequential fleet."""
     a_fleet_equals_the_reference(Runs(runs.method, THREADS, runs._folder))
 
 
 @_listed
 def stacked_clients_equal_a_loop(runs: Runs) -> None:
-    """The vectorised fleet gives the same float64 numbers as the sequential fleet."""
+    """The results of the vectorised fleet in float64 are close to those of the sequential fleet."""
     method: Any = runs.method
     if not method.model.backbone.vmappable or method.traits.unstackable:
         return  # fedshot refuses to start such a run
@@ -368,7 +369,7 @@ def episodes_are_predicted_and_nothing_is_trained(runs: Runs) -> None:
     require(found == list(range(5)), f"expected predictions of episodes 0 to 4, found {found}")
     for p in predictions:
         shape = tuple(p.logits.shape)
-        require(shape == (9, 3), f"the logits of 9 queries and 3 classes are of shape {shape}")
+        require(shape == (9, 3), f"the logits of 9 queries and 3 classes have the shape {shape}")
         require(bool(p.logits.isfinite().all()), "some logits are not finite")
     again = {f"{p.eval_episode} by {p.client}": p.logits for p in predictions}
     assert_same(run.logits(), RunTensors(again, run.where))
@@ -386,7 +387,7 @@ def queries_are_predicted_independently(runs: Runs) -> None:
     whole = runs.undisturbed.logits()
     # Not bitwise equal: a convolution over fewer images may use another kernel.
     for name, logits in runs.undisturbed.logits(test=fewer).items():
-        reason = "the logits of 4 of the 9 queries change without the other 5"
+        reason = "the logits of 4 of the 9 queries change if the other 5 are left out"
         require_close(logits, whole[name][:4], 1e-4, 1e-5, reason)
 
 
@@ -467,7 +468,10 @@ def unsampled_clients_keep_their_state(runs: Runs) -> None:
     for client in range(CLIENTS):
         trains = client in (1, 2) and bool(tree.leaves(run.private(client)))
         same = (after[client] != before[client]) == trains
-        require(same, f"client {client} changes its state untrained, or trains and keeps it")
+        reason = (
+            "keeps its old state after training" if trains else "changes its state without training"
+        )
+        require(same, f"client {client} {reason}")
 
 
 @_listed
@@ -532,10 +536,10 @@ def refused_clients_keep_their_old_state(runs: Runs, trouble: Trouble) -> None:
     run.train(2, choose=COHORT)
     given = [v.private for v in run.executions if v.client == VICTIM and v.exchange.version == last]
     back = run.privates()[VICTIM] == tree.digest(given[0])
-    require(back, f"{trouble}: a refused client keeps its new state")
+    require(back, f"{trouble}: a client whose reply is rejected keeps its new state")
     for client in set(COHORT) - {VICTIM}:
         same = run.privates()[client] == runs.quiet.privates()[client]
-        require(same, f"{trouble}: client {client} has another state")
+        require(same, f"{trouble}: the state of client {client}, whose reply is valid, differs")
 
 
 @_listed
@@ -550,4 +554,4 @@ def a_delayed_reply_counts(runs: Runs) -> None:
     """A delayed reply counts like any other."""
     run = runs.begin(around=with_trouble("delay")).train(2, choose=COHORT)
     assert_same(run.everything(), runs.quiet.everything())
-    require(not run.faults, "a delayed reply is a fault")
+    require(not run.faults, "a delayed reply is reported as a fault")

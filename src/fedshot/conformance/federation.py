@@ -66,7 +66,7 @@ def require_close(found: Tensor, expected: Tensor, rtol: float, atol: float, nam
 
 
 class Execution(NamedTuple):
-    """One execution of client work: its inputs and its reply."""
+    """One execution of client work by one client: its inputs and its reply."""
 
     exchange: Exchange
     client: int
@@ -77,12 +77,12 @@ class Execution(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the client work."""
+        """The name of the client work."""
         return self.exchange.work.name
 
     @property
     def inputs(self) -> Tree:
-        """All inputs by name."""
+        """All inputs of the work as one tree, keyed by argument name."""
         return {"down": self.down, "private": self.private, "drawn": self.drawn}
 
     def repeat(self) -> Reply:
@@ -91,7 +91,7 @@ class Execution(NamedTuple):
 
 
 class RecordingFleet(Wrapper):
-    """A fleet that records the executions of client work."""
+    """A fleet that records each execution of client work."""
 
     def __init__(self, fleet: Fleet, setup: FederationHost) -> None:
         super().__init__(fleet)
@@ -156,7 +156,7 @@ class FixedCohort(Clients):
 
 
 class Federation:
-    """A run of a method on a fleet that is wrapped in `Meter` and `Guard`, as in any run.
+    """A short run of a method on a fleet, which is wrapped in `Meter` and `Guard` as in any run.
 
     `around` wraps the bare fleet, for example to drop replies.
     """
@@ -232,7 +232,7 @@ class Federation:
         return self.setup.host.private(client, LATE)
 
     def banked(self, client: int) -> Tree:
-        """Return the tree that the server stores on disk for the client: see `Bank`."""
+        """Return the tree that the server stores on disk for the client (see `Bank`), or `{}`."""
         held = self.fleet.bank.load(client, LATE) or {}
         return {name.replace("/", "."): leaf for name, leaf in held.items()}
 
@@ -265,7 +265,7 @@ class RunTensors(dict[str, Tensor]):
 
 
 def _as_tree(outcome: Outcome) -> Tree:
-    """Return an outcome as a tree; client numbers, the keys of some parts, become text."""
+    """Return an outcome as a tree, in which the client numbers of gathered parts become text."""
     parts = {
         name: {str(k): v for k, v in part.items()} if isinstance(part, dict) else part
         for name, part in outcome.items()
@@ -279,7 +279,7 @@ def assert_same(found: RunTensors, expected: RunTensors) -> None:
     fleets = (found.where, expected.where)
     where = next((fleet for fleet in fleets if not fleet.exact), None)
     names = sorted(found.keys() ^ expected.keys())
-    require(not names, f"{', '.join(names[:5])} is only in one of the runs")
+    require(not names, f"only one of the two runs has {', '.join(names[:5])}")
     for name, leaf in expected.items():
         other = found[name]
         same = tree.form(other) == tree.form(leaf)

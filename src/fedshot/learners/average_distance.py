@@ -36,10 +36,10 @@ _TINY = 1e-12  # added to squared distances, because the square root has an infi
 
 
 def distances(a: Tensor, b: Tensor) -> Tensor:
-    """Return the Euclidean distances [n, m] of rows of a [n, d] and b [m, d].
+    """Return the Euclidean distances [n, m] between the rows of a [n, d] and b [m, d].
 
-    Computed as |a|^2 - 2ab + |b|^2 in float64, centred at the mean of b, in n * m numbers of memory
-    instead of n * m * d. Equal rows have a distance of 1e-6 and a gradient of 0.
+    They are computed as |a|^2 - 2ab + |b|^2 in float64, centred at the mean of b. This needs memory
+    for n * m numbers instead of n * m * d. Equal rows have a distance of 1e-6 and a gradient of 0.
     """
     centre = b.detach().double().mean(0)
     a64, b64 = a.double() - centre, b.double() - centre
@@ -48,20 +48,21 @@ def distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def average_distance_logits(query: Tensor, support: Tensor, y: Tensor, way: int) -> Tensor:
-    """Return minus the mean distances [queries, way] to the support of each class, eq. (3).
+    """Return the logits [queries, way]: minus the mean distance to each class's support, eq. (3).
 
-    A class without support is never predicted.
+    `query` is [queries, d], `support` is [n, d] and `y` is int64 [n]. A class without support
+    examples is never predicted.
     """
     member = members(y, way).to(query.dtype)
     return _negative_means(distances(query, support) @ member.T, member.sum(1))
 
 
 def own_logits(h: Tensor, y: Tensor, way: int, own_sample: OwnSample) -> Tensor:
-    """Return minus the mean distances [n, way] of examples h [n, d] to the examples of each class.
+    """Return the logits [n, way] of a batch: minus the mean distance to each class's examples.
 
-    Own sample "with": an example counts among those of its class, at a distance of 0 from itself.
-    "without": it is left out of its class, unless it is the only one, whose distance to its class
-    is 0.
+    `h` are the features [n, d] and `y` the labels, int64 [n]. With `own_sample` "with", the mean
+    over an example's own class includes the example itself, at a distance of 0. With "without", it
+    leaves the example out; the only example of a class has a distance of 0 to that class.
     """
     member = members(y, way).to(h.dtype)
     # The distance of an example to itself is exactly 0, without a gradient through the root.
@@ -82,12 +83,12 @@ class AverageDistance:
     """An encoder trained so that examples are near those of their own class: eqs. (3) to (5).
 
     Args:
-        model: backbone; a head is not used.
-        classes: number of classes; labels of a batch are below it.
-        own_sample: whether, in training, an example counts among those of its class ("with") or is
-            left out ("without").
-        alone: under own_sample "without", what to do with the only example of a class. "include":
-            it counts, at a distance of 0 from itself; "drop": the mean loss leaves it out.
+        model: the encoder; its head, if it has one, is not used.
+        classes: number of classes; the labels of a batch are 0..classes-1.
+        own_sample: in training, whether an example's mean distance to its own class includes the
+            example itself ("with") or not ("without").
+        alone: under own_sample "without", how to treat the only example of a class. "include" sets
+            its distance to its class to 0; "drop" leaves it out of the mean loss.
     """
 
     max_way: ClassVar[None] = None
@@ -103,24 +104,27 @@ class AverageDistance:
         check_word("alone", self.alone, ("include", "drop"))
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
-        """Draw the encoder; a head of the model is not used."""
+        """Return a random encoder and its running statistics; the model's head is not used."""
         params, stats = self.model.init(key)
         return {"body": params["body"]}, stats
 
     def episode_loss(self, params: Tree, stats: Tree, batch: Batch, seed: Tensor) -> EpisodeLoss:
-        """Return the mean of -log p(y | x), where each example is compared with the whole batch."""
+        """Return the mean of -log p(y | x), with distances to the other examples of the batch."""
         h, stats = self.model.features(params, stats, batch.x, Mode(True, "batch", seed=seed))
         loss, right = self._loss(h, batch.y)
         return EpisodeLoss(loss, stats, right)
 
     def loss(self, params: Tree, stats: Tree, batch: Batch) -> Tensor:
-        """Return the loss as at test: no dropout, the model's batch-norm policy, no gradient."""
+        """Return the loss of a batch in test mode, a scalar in nats without a gradient.
+
+        There is no dropout, and batch norm follows the model's policy.
+        """
         with torch.no_grad():
             h, _ = self.model.features(params, stats, batch.x, test_modes(self.model)[0])
             return self._loss(h, batch.y)[0]
 
     def answer(self, params: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
-        """Return minus the mean distances of the queries to the support of each class."""
+        """Return the logits [queries, way]: minus the mean distance to each class's support."""
         with torch.no_grad():
             support, query = episode_features(self.model, params, stats, eval_episode)
             y, way = eval_episode.support_y, len(eval_episode.classes)

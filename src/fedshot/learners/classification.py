@@ -1,7 +1,7 @@
 """Supervised classification of all base classes: batches of examples, and a classifier.
 
-In episodes the classes are numbered anew each time. Here the label of a class is its index among
-the sorted base classes, the same at every client.
+Each episode numbers its classes anew. Here, by contrast, the label of a class is always its index
+among the sorted base classes, at every client.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def draw_batches(
     The examples of a batch are distinct if the client has enough. `classes` are the base classes,
     as class indices of the dataset.
 
-    Raises DataError for an example of another class.
+    Raises DataError if the client has an example of any other class.
     """
     rng = key.at("batches").numpy()
     drawn: list[tuple[Batch, ...]] = []
@@ -64,12 +64,12 @@ def draw_passes(
     augment: Augment,
     key: Key,
 ) -> Batches:
-    """Draw passes over all examples of a client, each as one batch or as batches of about `size`.
+    """Draw `passes` passes over all examples of a client; each batch is one local step.
 
-    With several batches a pass shuffles the examples and splits them evenly. `classes` are the
-    base classes, as class indices of the dataset.
+    A pass is one batch if `size` is None. Otherwise it shuffles the examples and splits them evenly
+    into batches of at most `size`. `classes` are the base classes, as class indices of the dataset.
 
-    Raises DataError for an example of another class.
+    Raises DataError if the client has an example of any other class.
     """
     rng = key.at("passes").numpy()
     x, labels = data.all()
@@ -87,14 +87,17 @@ def draw_passes(
 
 
 def base_numbers(labels: Tensor, classes: Sequence[int]) -> Tensor:
-    """Return labels as indices of their classes among the sorted base classes."""
+    """Convert labels, int64 [n], from class indices of the dataset to indices of base classes.
+
+    The base classes are sorted first. Raises DataError for a label outside them.
+    """
     known = torch.tensor(sorted(classes), dtype=torch.int64, device=labels.device)
     y = torch.searchsorted(known, labels).clamp(max=len(known) - 1)
     strange = labels[known[y] != labels]
     if len(strange):
         raise DataError(
-            f"the client has an example of class {int(strange[0])}, which is none of the "
-            f"{len(known)} base classes, and the classifier has no output for it."
+            f"the client has an example of class {int(strange[0])}, which is not one of the "
+            f"{len(known)} base classes, so the classifier has no output for it."
         )
     return y
 
@@ -115,9 +118,9 @@ class Classifier:
     Args:
         model: the encoder.
         classes: number of classes.
-        kind: "linear" has weights and biases, "cosine" a weight row for each class, "mlp" three
-            layers.
-        scale: factor of the cosines, for "cosine".
+        kind: the classifier: "linear", "cosine" (one weight row per class, without a bias) or "mlp"
+            (three layers).
+        scale: factor that multiplies the cosines, for "cosine".
     """
 
     model: Model
@@ -144,7 +147,10 @@ class Classifier:
         return LinearHead(self.classes)
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
-        """Draw encoder and classifier; `Proto` draws the same encoder from the same key."""
+        """Return a random encoder and classifier, and the running statistics.
+
+        `Proto` draws the same encoder from the same key.
+        """
         params, stats = self.model.init(key)
         model = self.model
         row = self.head.init(key.at("classifier"), model.out_features, model.torch_dtype)
@@ -162,8 +168,8 @@ class Classifier:
     ) -> Tensor:
         """Return the classifier's logits [queries, way] for the classes of an episode.
 
-        `classes` are the base classes; an episode's class that is not one of them has the logit
-        -inf. The support set is only used for its batch-norm statistics, under policy "support".
+        `classes` are the base classes; a class of the episode outside them gets the logit -inf.
+        The support set is used only for its batch-norm statistics, under policy "support".
         """
         _, query = self.encode(params, stats, eval_episode)
         with torch.no_grad():
@@ -174,15 +180,18 @@ class Classifier:
         return torch.where(there, logits[:, column], -torch.inf)
 
     def embed(self, params: Tree, stats: Tree, x: Tensor) -> Tensor:
-        """Return features under running statistics, independent of the rest of the batch."""
+        """Return the features [n, d] of x, with batch norm under running statistics.
+
+        The features of an example therefore do not depend on the rest of its batch.
+        """
         return self.model.features(params, stats, x, Mode(norm="given"))[0]
 
     def encode(self, params: Tree, stats: Tree, eval_episode: EvalEpisode) -> tuple[Tensor, Tensor]:
-        """Return the features (support, queries) of an episode, without a graph."""
+        """Return the features (support [n, d], queries [m, d]) of an episode, without gradients."""
         with torch.no_grad():
             return episode_features(self.model, params, stats, eval_episode)
 
 
 def check_batches(local_steps: int, batch: int) -> None:
-    """Raise ConfigError unless there is at least one local step of one example."""
+    """Raise ConfigError unless `local_steps` and the batch size `batch` are at least 1."""
     check_positive(local_steps=local_steps, batch=batch)

@@ -1,8 +1,8 @@
 """Features of all examples of an episodic test, computed once per example.
 
-A thousand episodes of 80 images are 80,000 forward passes of perhaps 4,000 distinct images. If
-batch norm uses running statistics and the encoder does not adapt, an image has the same features in
-every episode.
+A thousand episodes of 80 images mean 80,000 forward passes, but perhaps only 4,000 distinct images.
+If batch norm uses running statistics and the encoder does not adapt, an image has the same features
+in every episode.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EpisodeIndex(NamedTuple):
 
 @runtime_checkable
 class FeatureCache(Protocol):
-    """Evaluation episodes that share examples, and these examples, each stored once."""
+    """Evaluation episodes that share examples; each distinct example is stored once."""
 
     def __len__(self) -> int:
         """Return the number of episodes."""
@@ -43,11 +43,11 @@ class FeatureCache(Protocol):
         ...
 
     def examples(self, first: int, last: int) -> Tensor:
-        """Return the distinct examples first .. last - 1 as model input."""
+        """Return the distinct examples with indices first .. last - 1, as model input."""
         ...
 
     def episode_index(self, u: int) -> EpisodeIndex:
-        """Return the indices of the examples of episode u."""
+        """Return the indices of episode u's examples among the distinct ones."""
         ...
 
 

@@ -7,13 +7,14 @@ Batch norm follows the policy of the model:
 
 | policy | training | test |
 |---|---|---|
-| running | batch statistics; one pass per episode updates the running statistics | running ones |
+| running | batch statistics; each episode updates the running ones | running statistics |
 | support | batch statistics | statistics of the support set, for support and queries |
 | transductive | batch statistics | support and queries each use their own batch statistics |
 
 Under `running`, MAML adapts with batch statistics of the support set, in training and at test. The
-pass of the queries, after adaptation, updates the running statistics in training and uses them at
-test. These statistics are those of adapted weights, so the inner steps would diverge with them.
+forward pass over the queries, after adaptation, updates the running statistics in training and uses
+them at test. They describe activations under adapted weights; the inner steps, which begin with
+unadapted weights, would diverge if they used them.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class EvalEpisode(NamedTuple):
 
 
 class LazyEpisodes(Sequence[EvalEpisode]):
-    """Episodes that are built on access."""
+    """A sequence of evaluation episodes, each built when it is accessed."""
 
     @overload
     def __getitem__(self, u: int) -> EvalEpisode: ...
@@ -97,17 +98,17 @@ class Learner(Protocol):
         ...
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
-        """Draw (parameters, running statistics)."""
+        """Return random initial parameters, and the initial running statistics."""
         ...
 
     def episode_loss(
         self, params: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> EpisodeLoss:
-        """Return the loss of an episode in training; `seed` seeds its dropout masks."""
+        """Return the training loss of an episode; `seed` seeds the dropout masks."""
         ...
 
     def answer(self, params: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
-        """Return logits [queries, way] at test."""
+        """Return the logits [queries, way] of an evaluation episode."""
         ...
 
 
@@ -115,22 +116,25 @@ def check_body(model: Model, learner: str) -> None:
     """Raise ConfigError if the backbone has no layers, and so no parameters to train."""
     if getattr(model.backbone, "hidden", None) == ():
         raise ConfigError(
-            f"model.backbone.hidden is []: without a layer {learner} has no parameters to train. "
-            "Give at least one width, such as [64], or use a method without training: fedncm."
+            f"model.backbone.hidden is []: without a layer, {learner} would have no parameters to "
+            "train. Give at least one width, such as [64], or use fedncm, which does not train."
         )
 
 
 def episode_features(
     model: Model, params: Tree, stats: Tree, eval_episode: EvalEpisode
 ) -> tuple[Tensor, Tensor]:
-    """Return the features (support, queries) of an episode under the model's batch-norm policy."""
+    """Return the features (support [n, d], queries [m, d]) under the model's batch-norm policy."""
     support, query = test_modes(model)
     h, seen = model.features(params, stats, eval_episode.support_x, support)
     return h, model.features(params, seen, eval_episode.query_x, query)[0]
 
 
 def test_modes(model: Model) -> tuple[Mode, Mode]:
-    """Return the modes of the support and query passes at test, by the batch-norm policy."""
+    """Return the modes of the forward passes over (support, queries) at test.
+
+    They follow the model's batch-norm policy.
+    """
     if model.norm_policy == "running":
         return Mode(norm="given"), Mode(norm="given")
     if model.by_support:

@@ -76,7 +76,10 @@ def mean_gradient(
     step: tuple[E, ...],
     noise: Mode,
 ) -> GradientResult:
-    """Return the gradient of the mean loss over a step; `noise` seeds the dropout masks."""
+    """Return the gradient of the mean loss over a step's episodes.
+
+    `noise` seeds the dropout masks.
+    """
     seeds = [noise.layer(e).seed for e in range(len(step))]
     return _mean_gradient(episode_loss, params, stats, step, seeds)
 
@@ -110,7 +113,7 @@ def _mean_gradient(
 
 
 def mean_metrics(metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of every metric over the episodes."""
+    """Return the mean of every metric over the episodes, as scalars."""
     return {name: torch.stack([one[name] for one in metrics]).mean() for name in metrics[0]}
 
 
@@ -124,7 +127,7 @@ def local_sgd(
     *,
     max_grad_norm: float = 0.0,
 ) -> Trained:
-    """Minimise the mean loss of the episodes of each step, with one optimiser step each.
+    """Train on each local step in turn: one optimiser step on the mean loss of its episodes.
 
     Args:
         episode_loss: `episode_loss(params, stats, episode, seed)`, a learner's method or another
@@ -135,7 +138,7 @@ def local_sgd(
         stats: running statistics, updated by one episode after another.
         local_episodes: the episodes or batches of each step.
         state: saved optimiser state, or None to start fresh.
-        max_grad_norm: longer gradients are scaled down to this norm; 0 turns it off.
+        max_grad_norm: gradients with a larger norm are scaled down to it; 0 turns clipping off.
     """
     state = optimizer.init(params) if state is None else state
     own = False  # whether this function made `params` and may overwrite them
@@ -159,7 +162,7 @@ def _share_memory(a: Tree, b: Tree) -> bool:
 
 
 def check_not_negative(**options: float) -> None:
-    """Raise ConfigError for a negative or infinite option."""
+    """Raise ConfigError for an option that is negative, infinite or NaN."""
     for name, value in options.items():
         if not 0 <= value < float("inf"):
             raise ConfigError(f"{name} is {value}; expected a finite number from 0.")
@@ -173,5 +176,5 @@ def check_positive(**options: int) -> None:
 
 
 def check_budget(local_steps: int, episodes_per_step: int) -> None:
-    """Raise ConfigError unless there is at least one local step of one episode."""
+    """Raise ConfigError unless `local_steps` and `episodes_per_step` are at least 1."""
     check_positive(local_steps=local_steps, episodes_per_step=episodes_per_step)

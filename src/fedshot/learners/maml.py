@@ -30,8 +30,8 @@ class InnerLoop:
         steps: gradient steps in training; 0 does not adapt.
         test_steps: gradient steps at test.
         order: "second" differentiates through the steps, "first" does not (FOMAML).
-        adapts: "all" parameters, or only the "head", on features computed once (ANIL; Raghu et al.
-            2020). With dropout, the steps of "head" share one mask.
+        adapts: "all" parameters adapt, or only the "head", on features computed once (ANIL; Raghu
+            et al. 2020). With dropout, all inner steps of the head share one mask.
     """
 
     lr: Above0 = 0.01
@@ -54,7 +54,7 @@ class InnerLoop:
 
 @dataclass(frozen=True)
 class Maml:
-    """Model-agnostic meta-learning: gradient steps on the support set, the loss on the queries.
+    """Model-agnostic meta-learning: adapts on the support set; the loss is that of the queries.
 
     Source: Finn et al. 2017; in the notation of the FedFSL papers, w' = w - a grad f_S(w) and
     l_T(w) = f_Q(w'). If the head is wider than the episode's way, its first outputs are used; with
@@ -76,7 +76,7 @@ class Maml:
         return self.model.head.way
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
-        """Draw backbone and head."""
+        """Return a random backbone and head, and the running statistics."""
         return self.model.init(key)
 
     def episode_loss(
@@ -84,7 +84,7 @@ class Maml:
     ) -> EpisodeLoss:
         """Return the cross-entropy of the queries after adapting to the support set.
 
-        The pass of the queries updates the running statistics.
+        The forward pass over the queries updates the running statistics.
         """
         adapted, y = self.adapt(params, stats, episode, seed), episode.query_y
         logits, stats = self.predict(adapted, stats, episode.query_x, episode.classes, seed)
@@ -93,7 +93,7 @@ class Maml:
     def adapt(
         self, params: Tree, stats: Tree, episode: Episode, seed: Tensor, lr: Tree | None = None
     ) -> Tree:
-        """Return the parameters after the inner steps of training on the support set.
+        """Return the parameters after `inner.steps` steps on the support set, in training mode.
 
         `lr` is a tree of step sizes with the structure of the adapted parameters; None uses
         `inner.lr`.
@@ -109,7 +109,7 @@ class Maml:
         """Return (logits [n, way], updated running statistics) of a batch in training.
 
         `classes` are the episode's class numbers, int64 [way]. `site` selects the dropout mask of
-        this pass; the inner steps use the sites from 0 up.
+        this pass; inner step s uses site s, counted from 0.
         """
         h, stats = self.features(params, stats, x, seed, site)
         return self.logits(params, h, classes), stats
@@ -121,14 +121,14 @@ class Maml:
         return self.model.features(params, stats, x, Mode(True, "batch", seed=seed).layer(site))
 
     def logits(self, params: Tree, h: Tensor, classes: Tensor) -> Tensor:
-        """Return the logits [n, way] of features for the classes of an episode."""
+        """Return the logits [n, way] of features h [n, d] for an episode's classes, int64 [way]."""
         found = self.model.logits(params, h)
         return found[:, classes] if self.labels == "global" else found[:, : len(classes)]
 
     def adapt_head(self, params: Tree, h: Tensor, episode: Episode, lr: Tree | None = None) -> Tree:
-        """Return the parameters after the inner steps of the head in training.
+        """Return the parameters after `inner.steps` steps of the head alone, in training mode.
 
-        `h` are the features of the support set, which several heads may share.
+        `h` are the features [n, d] of the support set; several heads may share them.
         """
         task, second = _eval_episode_of(episode), self.inner.order == "second"
         return self._adapt_head(params, h, task, self.inner.steps, second, lr)
@@ -136,7 +136,7 @@ class Maml:
     def answer(
         self, params: Tree, stats: Tree, eval_episode: EvalEpisode, lr: Tree | None = None
     ) -> Tensor:
-        """Return the logits of the queries after adapting to the support set, without dropout."""
+        """Return the logits [queries, way] after adapting to the support set, without dropout."""
         adapted, h = self.adapt_at_test(params, stats, eval_episode, lr)
         with torch.no_grad():
             return self.logits(adapted, h, eval_episode.classes)
@@ -144,7 +144,7 @@ class Maml:
     def adapt_at_test(
         self, params: Tree, stats: Tree, eval_episode: EvalEpisode, lr: Tree | None = None
     ) -> tuple[Tree, Tensor]:
-        """Return the adapted parameters, and the features of the queries under these parameters."""
+        """Return the adapted parameters, and the queries' features [queries, d] under them."""
         steps, x = self.inner.test_steps, eval_episode.support_x
         support, query = test_modes(self.model)
         if self.inner.adapts == "head":  # one pass gives the features and the statistics

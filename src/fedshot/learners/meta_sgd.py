@@ -20,14 +20,14 @@ from fedshot.nn.models.model import Model
 
 @dataclass(frozen=True)
 class MetaSgd:
-    """Learns the initialisation and the step sizes of the inner loop with one gradient.
+    """Learns the initial weights and the inner step sizes together, by gradient descent.
 
     w' = w - alpha * grad f_S(w), elementwise; the loss of the queries at w' is differentiated with
     respect to w and alpha. With `inner.order="first"` the inner gradients are constants, so the
     gradient with respect to alpha is minus their sum times the gradient of the loss.
 
-    Source: Li et al. 2017, Meta-SGD, eqs. (3) and (4). Parameters are `{"start", "alpha"}`. Alpha
-    starts at `inner.lr` everywhere (the paper draws it at random) and may become negative.
+    Source: Li et al. 2017, Meta-SGD, eqs. (3) and (4). Parameters are `{"start": w, "alpha": ...}`.
+    Alpha starts at `inner.lr` everywhere (the paper draws it at random) and may become negative.
     """
 
     model: Model
@@ -45,7 +45,7 @@ class MetaSgd:
         return self.maml.max_way
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
-        """Draw backbone and head as MAML does, and set the initial step sizes."""
+        """Return MAML's random weights with the initial step sizes, and the running statistics."""
         start, stats = self.maml.init(key)
         adapts = start if self.inner.adapts == "all" else start["head"]
         alpha = tree.map(lambda leaf: torch.full_like(leaf, self.inner.lr), adapts)
@@ -61,5 +61,5 @@ class MetaSgd:
         return EpisodeLoss(cross_entropy(logits, y), stats, accuracy(logits.detach(), y))
 
     def answer(self, params: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
-        """Return the logits of the queries after adapting to the support set with alpha."""
+        """Return the logits [queries, way] after adapting to the support set with alpha."""
         return self.maml.answer(params["start"], stats, eval_episode, params["alpha"])

@@ -3,7 +3,8 @@
 The server has no data, and a client's data stay private, so the episodes are synthetic: a class is
 a random pattern, and an example is its class's pattern with half of the bytes (or words) drawn
 anew. They depend only on the shape of the data, so every client draws the same ones and none are
-sent. Predictions on noise tell how far the models differ as functions, not on real images.
+sent. Predictions on noise show how much the models differ as functions, not how much they differ on
+real images.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PART = "common_questions"  # key of the predictions in a client's upload
 
 
 def common_questions(model: Model, n: int, device: torch.device = CPU) -> tuple[EvalEpisode, ...]:
-    """Return n synthetic one-shot episodes."""
+    """Return n synthetic one-shot episodes in the input format of the model."""
     text = model.table is not None
     shape = model.shape[:1] if text else model.shape
     words = 0 if model.table is None else len(model.table)
@@ -70,7 +71,10 @@ def _draw(
 
 
 def common_form(model: Model, n: int) -> dict[str, Tensor]:
-    """Return the shape of a client's upload: float32 [n * queries, way]; `{}` for n = 0."""
+    """Return a meta tensor in the form of a client's upload, float32 [n * queries, way].
+
+    Its key is that of `answer_common`. Returns `{}` for n = 0.
+    """
     if n == 0:
         return {}
     way = _ways(model)
@@ -78,10 +82,11 @@ def common_form(model: Model, n: int) -> dict[str, Tensor]:
 
 
 def answer_common(learner: Maml, params: Tree, stats: Tree, n: int) -> dict[str, Tensor]:
-    """Return a client's predictions on n episodes: `{"common_questions": log p}`, float32.
+    """Return a client's predictions on the n synthetic episodes: `{"common_questions": log p}`.
 
-    All values are finite, so that they never cause a client's reply to be rejected: p is at least
-    1e-35, and NaN is replaced by 1.0, which is no log-probability.
+    log p is float32 [n * queries, way]. All values are finite, so that they never cause a client's
+    reply to be rejected: log p is at least -80, and NaN is replaced by 1.0, which no
+    log-probability can be. Returns `{}` for n = 0.
     """
     if n == 0:
         return {}

@@ -2,8 +2,8 @@
 
 Features are first scaled to length 1. `mean`: the cosine with the mean of each class. `logistic`:
 scikit-learn's logistic regression (Tian et al. 2020, RFS). `ridge`: linear regression on one-hot
-targets, W = X^T (X X^T + lambda I)^-1 Y (Bertinetto et al. 2019, R2-D2), with a matrix of the size
-of the support set. `finetune`: gradient steps on a new linear head.
+targets, W = X^T (X X^T + lambda I)^-1 Y (Bertinetto et al. 2019, R2-D2); for n support examples
+this inverts an [n, n] matrix. `finetune`: gradient steps on a new linear head.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FeatureProbe:
     def __call__(self, support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:
         """Return logits [queries, way]; support is [n, d], y int64 [n], query [queries, d].
 
-        A class without support is never predicted.
+        A class without support examples is never predicted.
         """
         held = members(y, way).any(1)
         if self.adds_examples:  # logits of a class do not depend on missing classes
@@ -91,9 +91,10 @@ class FeatureProbe:
 
 
 def ridge(support: Tensor, y: Tensor, query: Tensor, way: int, weight: float) -> Tensor:
-    """Return the logits q X^T (X X^T + weight I)^-1 Y of ridge regression, computed in float64.
+    """Return the logits q X^T (X X^T + weight I)^-1 Y of ridge regression, [queries, way].
 
-    X are the support features, Y their one-hot labels, and q the query features.
+    X are the support features [n, d], Y their one-hot labels, and q the query features
+    [queries, d]. The computation is in float64.
     """
     x, q = support.double(), query.double()
     targets = (y[:, None] == torch.arange(way, device=y.device)).double()
@@ -103,9 +104,10 @@ def ridge(support: Tensor, y: Tensor, query: Tensor, way: int, weight: float) ->
 
 
 def logistic(support: Tensor, y: Tensor, query: Tensor, way: int, c: float) -> Tensor:
-    """Return the logits of scikit-learn's logistic regression, L2 with 1/C, in float64.
+    """Return the logits [queries, way] of scikit-learn's logistic regression, fitted in float64.
 
-    If a feature is not finite the logits are NaN, which counts as wrong.
+    Its L2 penalty has the weight 1/c. If any feature is not finite, all logits are NaN, which
+    counts as a wrong prediction.
     """
     if way == 1:  # scikit-learn refuses it
         return query.new_zeros(len(query), 1)
@@ -124,9 +126,10 @@ def logistic(support: Tensor, y: Tensor, query: Tensor, way: int, c: float) -> T
 def finetuned(
     support: Tensor, y: Tensor, query: Tensor, way: int, *, lr: float, steps: int
 ) -> Tensor:
-    """Return the logits of a linear head after gradient steps on the cross-entropy.
+    """Return the logits [queries, way] of a linear head after gradient steps on the support set.
 
-    The head starts at zero. The loss is convex, so the initial head only matters after few steps.
+    The head starts at zero. The cross-entropy is convex, so with many steps the start hardly
+    matters.
     """
     head = {"weight": support.new_zeros(way, support.shape[1]), "bias": support.new_zeros(way)}
     support = support.detach()

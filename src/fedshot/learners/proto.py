@@ -33,7 +33,7 @@ class Proto:
         check_body(self.model, "prototypes")
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
-        """Draw the encoder; a head of the model is not used."""
+        """Return a random encoder and its running statistics; the model's head is not used."""
         params, stats = self.model.init(key)
         return {"body": params["body"]}, stats
 
@@ -49,10 +49,13 @@ class Proto:
         return EpisodeLoss(loss, stats, right)
 
     def embed(self, params: Tree, stats: Tree, x: Tensor) -> Tensor:
-        """Return features under running statistics, independent of the rest of the batch."""
+        """Return the features [n, d] of x, with batch norm under running statistics.
+
+        The features of an example therefore do not depend on the rest of its batch.
+        """
         return self.model.features(params, stats, x, Mode(norm="given"))[0]
 
     def answer(self, params: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
-        """Return minus the squared distances of the queries to the prototypes."""
+        """Return the logits [queries, way]: minus the squared distances to the prototypes."""
         support, query = episode_features(self.model, params, stats, eval_episode)
         return nearest_prototypes(support, eval_episode.support_y, query, len(eval_episode.classes))

@@ -1,7 +1,7 @@
 """The methods, by the names they have in configurations and tables.
 
-`fedshot.methods()` lists them. Importing this package replaces the function `fedshot.methods` by
-the package, so the package can be called, too, with the same result.
+`fedshot.methods()` lists them. Importing this package replaces the function `fedshot.methods` with
+the package. The package can therefore be called, too, and returns the same list.
 """
 
 import importlib
@@ -49,8 +49,8 @@ __all__ = [
 
 
 class _CallablePackage(ModuleType):
-    # The one import of a folder below this one: `fedshot.api` alone has the listing. It is made by
-    # name and only by a call, when everything is imported.
+    # Only `fedshot.api`, in a higher layer, can make the list. It is imported by name inside the
+    # call, when all modules are loaded.
     def __call__(self) -> Any:
         return importlib.import_module("fedshot.api.listing").methods()
 

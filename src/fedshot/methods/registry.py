@@ -88,7 +88,7 @@ def register(method: M) -> M:
     if not name.isidentifier():
         raise ConfigError(
             f"{method.__name__}.name is {name!r}; expected a ClassVar of letters, digits and '_', "
-            "such as 'my_method', by which configurations choose it."
+            "such as 'my_method'. Configurations choose the method by this name."
         )
     if "__dataclass_params__" not in vars(method):
         raise ConfigError(
@@ -98,7 +98,9 @@ def register(method: M) -> M:
     if method.server_model is Method.server_model and method.evaluate is Method.evaluate:
         missing.append("server_model or evaluate")
     if missing:
-        raise ConfigError(f"{method.__name__} has no {', '.join(missing)}; a method needs them.")
+        raise ConfigError(
+            f"{method.__name__} does not define {', '.join(missing)}, which every method needs."
+        )
     if METHODS.setdefault(name, method) is not method:
         raise ConfigError(
             f"two methods have the name {name!r}: {_place(METHODS[name])} and {_place(method)}. "

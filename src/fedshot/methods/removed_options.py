@@ -29,17 +29,18 @@ REMOVED: dict[str, dict[str, Any]] = {
 
 
 def without_removed(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a method without those that were removed.
+    """Return a method's options without the removed ones.
 
-    Raises ConfigError for a removed option with a value that no longer exists.
+    Raises ConfigError if a removed option has another value than the one that now always applies.
     """
     removed = REMOVED.get(method, {})
     for option in removed.keys() & options.keys():
         if options[option] != removed[option]:
-            holds = "mode decides" if removed[option] is None else f"{removed[option]!r} holds"
+            now = removed[option]
+            rule = "`mode` now decides it" if now is None else f"its value is now always {now!r}"
             raise ConfigError(
                 f"method.{option} is {options[option]!r}, and {method} no longer has this option: "
-                f"{holds}. Remove it; a run that was started with it needs the version of fedshot "
-                "that started it."
+                f"{rule}. Remove it. To continue a run that was started with it, use the version "
+                "of fedshot that started the run."
             )
     return {option: value for option, value in options.items() if option not in removed}

@@ -1,10 +1,10 @@
 """Loading of user methods (those defined outside the package) in other processes.
 
-A program that registers a method has its class. The processes that train the cells of a recipe (one
-row in one column) or run the nodes of a federation do not. They load the files that the environment
-variable `FEDSHOT_METHODS` names, before they read a configuration. Neither a configuration nor a
+Only the program that registers a method has its class. The processes that train one cell of a
+recipe's table, or run the nodes of a federation, do not. Before they read a configuration, they
+load the files that the environment variable `FEDSHOT_METHODS` names. Neither a configuration nor a
 message can make a process load a file: a server only sends its nodes the name and hash of a
-method's file, which they compare with theirs.
+method's file, which the nodes compare with their own.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _loaded: set[Path] = set()
 
 
 def source(method: str) -> Path | None:
-    """Return the file of a user method; None for a method of the package.
+    """Return the file that defines a user method; None for a method of the package.
 
-    Raises ConfigError for a method that is in no file, such as one defined in a notebook.
+    Raises ConfigError for a method that was not defined in a file, but in a notebook, say.
     """
     made = METHODS.get(method)
     if made is None or _packaged(made):
@@ -40,32 +40,35 @@ def source(method: str) -> Path | None:
     file = _file(made)
     if file is None:
         raise ConfigError(
-            f"method {method!r} is in no file, so the processes that train it cannot load it. Put "
-            "it into a file of its own, such as examples/fl_proto_momentum.py."
+            f"method {method!r} is not defined in a file, so other processes cannot load it. Put "
+            "it into a file of its own; examples/fl_proto_momentum.py is an example."
         )
     return file
 
 
 def fingerprint(method: str) -> str:
-    """Return the name and the SHA-256 of a user method's file; "" if there is no such file.
+    """Return "NAME HASH", the name and SHA-256 of a user method's file; "" if it has no file.
 
-    The file is read once: a process that runs the old code reports the old hash.
+    The file is read once, so a process that still runs old code also reports the old hash.
     """
     made = METHODS.get(method)
     return "" if made is None or _packaged(made) else _fingerprint(cast("Hashable", made))
 
 
 def noted(method: str) -> dict[str, str]:
-    """Return `{"method_file": name and hash of a user method's file}`, to be added to a record.
+    """Return the entry that identifies a user method in a record: `{"method_file": fingerprint}`.
 
-    Return `{}` for a method of the package.
+    Returns `{}` for a method of the package, which has no fingerprint.
     """
     file = fingerprint(method)
     return {"method_file": file} if file else {}
 
 
 def for_children(*methods: str) -> dict[str, str]:
-    """Return the environment variables that make a new process load these methods."""
+    """Return the environment variables that make a new process load these methods.
+
+    Raises ConfigError for a method that is not defined in a file.
+    """
     files = dict.fromkeys(str(file) for name in methods if (file := source(name)))
     for path in files:
         if os.pathsep in path:
@@ -82,12 +85,12 @@ def check(wanted: Mapping[str, str]) -> None:
         if fingerprint(method) != file:
             raise ConfigError(
                 f"the file of method {method!r} has changed since the command started. Start the "
-                "command again: a changed file is another method."
+                "command again: a changed file counts as another method."
             )
 
 
 def program(*methods: str) -> list[str]:
-    """Return the beginning of a command line that loads these methods, for messages."""
+    """Return the first words of a command line that loads these methods, for use in messages."""
     known = filter(None, map(fingerprint, methods))
     files = dict.fromkeys(file.rpartition(" ")[0] for file in known)
     return [*([f"{FILES}={shlex.quote(os.pathsep.join(files))}"] if files else []), "fedshot"]
@@ -163,8 +166,8 @@ def _packaged(made: type[Any]) -> bool:
 def _run(file: Path, named_by: str) -> None:
     """Import a user's file.
 
-    The file can import modules of its folder, as under `python FILE`, and the package that it
-    belongs to.
+    As under `python FILE`, the file can import modules from its own folder. It can also import the
+    package that it belongs to. Raises ConfigError for any error that the file raises.
     """
     folder, name = file.parent, file.stem
     while (folder / "__init__.py").exists():

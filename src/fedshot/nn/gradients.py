@@ -20,7 +20,7 @@ def differentiated_twice() -> bool:
     """Whether the current computation is part of a gradient that is differentiated again.
 
     If so, operations whose C kernels have no fast second derivative use torch operations instead.
-    Results differ by rounding only, which is that of bfloat16 if the model uses bfloat16.
+    The results differ only by rounding, in bfloat16 if the model uses it.
     """
     return _TWICE.get()
 
@@ -61,10 +61,11 @@ def value_and_grad(
 def with_graph(
     fn: Callable[..., Tensor], points: tuple[Tensor, ...], dy: Tensor
 ) -> list[Tensor | None]:
-    """Return dy times the derivatives of fn(*points), with a graph, one for each of its arguments.
+    """Return the vector-Jacobian products of dy with fn(*points), one per argument, with a graph.
 
-    An argument that requires no gradient has None. Each derivative is partial, as `backward` of an
-    autograd function must return it, even if one argument was computed from another.
+    An argument that requires no gradient gets None. Each product is a partial derivative, as
+    `backward` of an autograd function must return it, even if one argument was computed from
+    another.
     """
     at = [point.view_as(point) for point in points]  # views cut the dependence
     asked = [point for point in at if point.requires_grad]
@@ -91,8 +92,8 @@ def descend(
         lr: step size, or a tree like `params` with a step size for each parameter.
         steps: number of steps; 0 returns `params`.
         second_order: keep the graph through the steps. Otherwise the gradients are constants: the
-            derivative with respect to `params` is the identity (first-order MAML), and that with
-            respect to a tree of step sizes is minus the sum of the gradients.
+            derivative with respect to `params` is the identity (first-order MAML), and the
+            derivative with respect to a tree of step sizes is minus the sum of the gradients.
     """
     if not isinstance(lr, float | int):
         return _descend_elementwise(loss, params, lr, steps, second_order)

@@ -19,7 +19,7 @@ from fedshot.nn.prototypes import cosine_logits
 
 @runtime_checkable
 class Head(Protocol):
-    """Computes logits from features. It holds configuration only; parameters are a tree."""
+    """Computes logits from features. It holds only configuration; its parameters are a tree."""
 
     @property
     def way(self) -> int:
@@ -27,7 +27,7 @@ class Head(Protocol):
         ...
 
     def init(self, key: Key, n_features: int, dtype: torch.dtype) -> Tree:
-        """Draw the parameters."""
+        """Return random initial parameters for features of width `n_features`."""
         ...
 
     def logits(self, params: Tree, h: Tensor) -> Tensor:
@@ -40,8 +40,8 @@ class LinearHead:
     """One linear layer.
 
     Args:
-        way: number of outputs: at least the classes of an episode; with episode.labels "global",
-            one for each class of the dataset.
+        way: number of outputs, at least the number of classes in an episode; with episode.labels
+            "global", one for each class of the dataset.
     """
 
     way: Width = 5
@@ -63,8 +63,8 @@ class TwoLayerHead:
     """A hidden layer with ReLU, then a linear layer.
 
     Args:
-        way: number of outputs: at least the classes of an episode; with episode.labels "global",
-            one for each class of the dataset.
+        way: number of outputs, at least the number of classes in an episode; with episode.labels
+            "global", one for each class of the dataset.
         hidden: width of the hidden layer.
     """
 
@@ -92,14 +92,18 @@ class TwoLayerHead:
 class MLPClassifier:
     """A hidden layer as wide as the features, with ReLU, then two linear layers.
 
-    The classifier of the server model in the code of F2L's authors.
+    F2L's authors use it in their code as the classifier of the server model.
+
+    Args:
+        way: number of outputs, one for each class.
+        narrow: width of the second layer, which has no ReLU.
     """
 
     way: int
     narrow: int = 256
 
     def init(self, key: Key, n_features: int, dtype: torch.dtype) -> Tree:
-        """Draw `linear1`, `linear2` (narrow) and `linear3` (logits)."""
+        """Draw `linear1` (hidden), `linear2` (narrow) and `linear3` (logits)."""
         return {
             "linear1": init_linear(key.at("linear1"), n_features, n_features, dtype),
             "linear2": init_linear_head(key.at("linear2"), n_features, self.narrow, dtype),
@@ -114,12 +118,12 @@ class MLPClassifier:
 
 @dataclass(frozen=True)
 class CosineHead:
-    """Logits are `scale` times the cosine between the features and a weight row per class.
+    """The logit of a class is `scale` times the cosine between the features and its weight row.
 
     Args:
-        way: number of outputs: at least the classes of an episode; with episode.labels "global",
-            one for each class of the dataset.
-        scale: factor of the cosine.
+        way: number of outputs, at least the number of classes in an episode; with episode.labels
+            "global", one for each class of the dataset.
+        scale: factor that multiplies the cosine.
     """
 
     way: Width = 5

@@ -20,7 +20,7 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def accuracy(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the share of rows whose largest logit is the label's, in [0, 1], as a scalar."""
+    """Return the fraction of rows whose largest logit is that of the label, a scalar in [0, 1]."""
     return (logits.argmax(-1) == y).to(logits.dtype).mean()
 
 
@@ -31,7 +31,7 @@ def kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 
 def clipped_kl(p_logits: Tensor, q_logits: Tensor, clip: Clip, epsilon: float) -> Tensor:
-    """Return KL(p || q), mean over rows, with the ratio r = p/q clipped as `clip` says.
+    """Return the mean over rows of KL(p || q), with the ratio r = p/q clipped as `clip` says.
 
     clamp(r) is r clipped to the band [1 - epsilon, 1 + epsilon]. p is a constant: only q gets
     gradients. Values of `clip`:

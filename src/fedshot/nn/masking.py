@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def mask_logits(logits: Tensor, used: Tensor) -> Tensor:
-    """Return logits [n, classes] with unused classes set to the lowest number, without gradient.
+    """Return logits [n, classes] in which unused classes have a very low value and no gradient.
 
-    `used` is bool, [classes] or of the shape of the logits. The result is finite, also in float32,
-    because values that are not finite count as divergence.
+    `used` is a bool mask, [classes] or [n, classes]. The value is finite, also in float32, because
+    infinite values would count as divergence.
     """
     least = max(torch.finfo(dtype).min for dtype in (logits.dtype, torch.float32))
     return logits.masked_fill(~used, least)
@@ -20,11 +20,11 @@ def mask_logits(logits: Tensor, used: Tensor) -> Tensor:
 def masked_cross_entropy(logits: Tensor, y: Tensor, used: Tensor, loss: str) -> Tensor:
     """Return the mean over rows of -l_y + log sum_c exp(l_c), with c over the used classes.
 
-    `logits` are [n, classes], `y` is [n], `used` bool [classes]. Rows whose class y is unused do
-    not count. Values of `loss`:
+    `logits` are [n, classes], `y` is int64 [n], `used` is bool [classes]. Rows whose class y is
+    unused do not count. Values of `loss`:
 
-    - "softmax": the sum has all used classes; this is the cross-entropy.
-    - "literal": the sum has the used classes except y. If there are none, the row's loss is -l_y.
+    - "softmax": c runs over all used classes; this is the cross-entropy.
+    - "literal": c runs over the used classes except y. If there are none, the row's loss is -l_y.
     """
     known = used[y]  # a class has no prototype if all of its clients dropped out
     if loss == "softmax":

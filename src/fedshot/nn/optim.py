@@ -30,7 +30,7 @@ class OptState(NamedTuple):
 
 
 class Steps(Protocol):
-    """The interface of an optimiser: of `Optimizer`, and of classes that extend it."""
+    """The interface of `Optimizer` and of the classes that extend it."""
 
     def init(self, params: Tree) -> OptState:
         """Return the state before the first step."""
@@ -41,7 +41,7 @@ class Steps(Protocol):
     ) -> tuple[Tree, OptState]:
         """Return (parameters, state) after one step.
 
-        With `reuse`, `state` and `params` may be overwritten: the caller does not need them again.
+        `reuse` lets the call overwrite `state` and `params`, which the caller must not use again.
         """
         ...
 
@@ -73,8 +73,8 @@ class Optimizer:
             )
         if self.name == "adam" and self.momentum:
             raise ConfigError(
-                f"optimizer.momentum is {self.momentum} with adam, which has its own. Leave it at "
-                "0, or choose sgd."
+                f"optimizer.momentum is {self.momentum}, but Adam has momentum of its own. Leave "
+                "it at 0, or choose sgd."
             )
         if not 0 <= self.weight_decay < float("inf"):
             raise ConfigError(f"optimizer.weight_decay is {self.weight_decay}; expected 0 or more.")
@@ -90,12 +90,12 @@ class Optimizer:
     def update(
         self, grads: Tree, state: OptState, params: Tree, *, reuse: bool = False
     ) -> tuple[Tree, OptState]:
-        """Return (parameters, state) after one step; runs under `torch.func.vmap`.
+        """Return (parameters, state) after one step. This also works under `torch.func.vmap`.
 
-        With `reuse`, Adam may overwrite `state` and `params`: the caller does not need them again.
+        `reuse` lets Adam overwrite `state` and `params`, which the caller must not use again.
 
-        It works leaf by leaf: `torch._foreach_*` and one flat vector were no faster on a CPU, and
-        the former cannot be vmapped.
+        Each leaf is updated by itself: `torch._foreach_*` and one flat vector were no faster on a
+        CPU, and the former does not work under `vmap`.
         """
         step = state.step + 1
         if self.name == "adam":
@@ -117,9 +117,9 @@ class Optimizer:
 
 
 def clip_grad_norm(grads: Tree, max_norm: float) -> Tree:
-    """Scale the gradient down to the norm `max_norm`, over all leaves, if its norm is larger.
+    """Scale the gradient down so that its norm over all leaves is at most `max_norm`.
 
-    Source: Pascanu et al. 2013, algorithm 1. Shorter gradients are returned unchanged, to the bit.
+    Source: Pascanu et al. 2013, algorithm 1. A gradient with a smaller norm keeps its exact bits.
     """
     norm = torch.stack([g.square().sum() for g in tree.leaves(grads)]).sum().sqrt()
     scale = (max_norm / norm.clamp_min(max_norm)).detach()  # 1 for a shorter gradient

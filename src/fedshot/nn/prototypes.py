@@ -11,9 +11,9 @@ _TINY = 1e-8  # lower bound of a squared norm, so that a zero row has a finite g
 
 
 def members(y: Tensor, way: int) -> Tensor:
-    """Return a bool mask [way, n]: whether label y [n] is of that class.
+    """Return a bool mask [way, n] that marks the labels y [n] of each class.
 
-    Labels outside [0, way) belong to no class, so -1 masks an example.
+    Labels outside [0, way) belong to no class, so the label -1 leaves an example out.
     """
     return y[None, :] == torch.arange(way, device=y.device)[:, None]
 
@@ -31,8 +31,8 @@ def class_means(h: Tensor, y: Tensor, way: int) -> Tensor:
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """Return ||a_i - b_j||^2, [n, m], from a [n, d] and b [m, d].
 
-    Computed from the differences, because |a|^2 - 2ab + |b|^2 loses all digits (and the sign) for
-    near neighbours. It takes n * m * d numbers of memory.
+    They are computed from the differences, because |a|^2 - 2ab + |b|^2 loses all digits (and the
+    sign) for close points. This needs memory for n * m * d numbers.
     """
     return (a[:, None, :] - b[None, :, :]).square().sum(-1)
 
@@ -43,9 +43,10 @@ def prototype_logits(h: Tensor, means: Tensor) -> Tensor:
 
 
 def nearest_prototypes(support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:
-    """Return logits [n, way] of query features [n, d] from the means of support features.
+    """Return the logits [n, way] of query features [n, d]: minus squared distances to class means.
 
-    A class without support is never predicted.
+    The means are those of the support features, whose labels are y. A class without support
+    examples is never predicted.
     """
     return mask_logits(
         prototype_logits(query, class_means(support, y, way)), members(y, way).any(1)

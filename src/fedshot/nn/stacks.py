@@ -1,7 +1,7 @@
-"""Clients stacked by `torch.func.vmap`, for elementwise kernels that compute all of them at once.
+"""Tensors of all clients that `torch.func.vmap` stacks, for kernels that compute them in one call.
 
 A `torch.autograd.Function` could do this too, even under nested transforms. But each of its calls
-takes half a millisecond under Python's lock: more than a step of Adam for a small net.
+holds Python's global lock for half a millisecond, longer than a step of Adam for a small net.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch._C import _functorch
 
 
 class Stack(NamedTuple):
-    """The clients that one `vmap` stacks: the level of this `vmap`, and the number of clients."""
+    """One active `vmap` over clients: its level among functorch's transforms, and its size."""
 
     level: int
     size: int

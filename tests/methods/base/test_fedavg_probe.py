@@ -101,7 +101,9 @@ def test_labels_are_the_places_of_the_base_classes(tmp_path: Path) -> None:
 def test_an_example_of_another_class_is_refused(tmp_path: Path) -> None:
     run = Run(method(), tmp_path)
     strange = ClientData(run.data, np.arange(60, 80))
-    with pytest.raises(DataError, match="has an example of class 2, which is none of the 5 base"):
+    with pytest.raises(
+        DataError, match="has an example of class 2, which is not one of the 5 base"
+    ):
         run.method.draw(strange, Key(0))
 
 

@@ -438,7 +438,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"lambda_mi": 1.5}, "lambda_mi is 1.5 .* at most 1"),
     ({"lambda_kd": -0.1}, "lambda_kd is -0.1"),
     ({"mi_tau": 0.0}, "mi_tau is 0.0"),
-    ({"transformer": SetTransformer(heads=4)}, "7 features do not divide by 4 heads"),
+    ({"transformer": SetTransformer(heads=4)}, "7 features are not divisible by 4 heads"),
     (
         {"mode": "official", "episode": EpisodeSpec(3, 1, 2)},
         "mi_loss is 'shots'.*episode.shot is 1",

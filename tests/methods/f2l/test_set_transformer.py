@@ -130,7 +130,7 @@ def test_values_that_make_no_sense_are_refused() -> None:
         (lambda: SetTransformer(heads=0), "heads is 0"),
         (lambda: SetTransformer(hidden=0), "hidden is 0"),
         (lambda: SetTransformer(dropout=1.0), "dropout is 1.0"),
-        (lambda: SetTransformer().init(Key(0), 50, torch.float32), "50 features do not divide"),
+        (lambda: SetTransformer().init(Key(0), 50, torch.float32), "50 features are not divisible"),
         (lambda: run(SUPPORT, QUERY, "all"), "queries is 'all'"),
     ]:
         with pytest.raises(ConfigError, match=text):

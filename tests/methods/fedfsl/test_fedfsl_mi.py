@@ -398,7 +398,7 @@ def test_the_others_cost_no_bytes_but_two_numbers(tmp_path: Path) -> None:
 
 def test_one_client_has_no_others(tmp_path: Path) -> None:
     run = Run(method(reference="exclusive"), tmp_path, 1)
-    with pytest.raises(ConfigError, match=r"there is one client\. Set it to 'global', or have"):
+    with pytest.raises(ConfigError, match=r"there is only one client\. Set it to 'global', or use"):
         run.round()
 
 

@@ -432,7 +432,7 @@ def test_users_keep_their_images_and_label_by_the_base_classes(tmp_path: Path) -
     before = tree.digest(run.server.phi)
     assert tree.digest(run.play().phi) != before
     assert run.metrics["loss"] < 10
-    with pytest.raises(ConfigError, match=r"model.head.way is 3, and the clients of an episode"):
+    with pytest.raises(ConfigError, match=r"model.head.way is 3, but an episode may have"):
         replace(m, variant="linear")
 
 
@@ -612,5 +612,5 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], text: str) -> None:
 
 
 def test_a_head_is_asked_for_where_it_is_needed() -> None:
-    with pytest.raises(ConfigError, match="there is no head"):
+    with pytest.raises(ConfigError, match="the model has no head"):
         method(Model(MLP((4,)), None, (6, 6, 1)), variant="linear")

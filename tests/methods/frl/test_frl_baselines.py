@@ -154,7 +154,7 @@ def test_clients_may_take_steps_of_their_own_in_the_preparation(tmp_path: Path) 
         for name, step in g.items():
             want[name] -= 0.01 * step / (step.abs() + 1e-8) / K
     close(renamed(run.play().theta), want)
-    with pytest.raises(ConfigError, match="prepare_steps is 2 with prepare_by 'server'"):
+    with pytest.raises(ConfigError, match="prepare_steps is 2, but with prepare_by 'server'"):
         replace(m, prepare_by="server", prepare_steps=2)
     with pytest.raises(ConfigError, match="prepare_by is 'nobody'"):
         replace(m, prepare_by="nobody")  # type: ignore[arg-type]
@@ -343,8 +343,8 @@ def test_some_of_each_class_are_set_aside() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"keep": 0}, "keep is 0 of candidates 0"),
-        ({"keep": 5, "candidates": 4}, "keep is 5 of candidates 4"),
+        ({"keep": 0}, "keep is 0 and candidates is 0"),
+        ({"keep": 5, "candidates": 4}, "keep is 5 and candidates is 4"),
         ({"holdout": 1.0}, "holdout is 1.0"),
         ({"last": "vote"}, "last is 'vote'"),
         ({"test_rounds": -1}, "the number of rounds is -1"),

@@ -238,7 +238,7 @@ def test_an_older_run_whose_gamma_weighed_positions_is_not_gone_on_with(tmp_path
     config = Config.of({"method": chosen, "model": model})
     older, newer = {"config": config.settings}, {"config": config.settings, "fedshot": "0.1.0"}
     check_belongs(tmp_path, newer, config)
-    with pytest.raises(CheckpointError, match=r"gamma 0\.2 under mode 'paper' weighed each pos"):
+    with pytest.raises(CheckpointError, match=r"gamma 0\.2 was the weight of each pos"):
         check_belongs(tmp_path, older, config)
     for other in (
         {"gamma": None},
@@ -273,7 +273,7 @@ def test_gpal_over_positions_asks_for_a_map() -> None:
     resnet = Model(ResNet12(widths=(2, 2, 2, 2)), CONV.head, (32, 32, 1), "support")
     flattened = replace(CONV, backbone=Conv4(width=3, features=2))
     for model in (resnet, FLAT, flattened):
-        with pytest.raises(ConfigError, match="gives features without a map"):
+        with pytest.raises(ConfigError, match="has no feature map"):
             method(model, positions="mean")
         for mode in ("strict", "paper", "official"):
             m = method(model, mode=mode)

@@ -231,7 +231,7 @@ def test_without_examples_new_classes_are_predicted_from_their_support_alone(
     [
         (FedCGS, {"shrinkage": 0.0}, "shrinkage"),
         (FED3R, {"ridge_lambda": -1.0}, "ridge_lambda"),
-        (FedNCM, {"episode": replace(EPISODE, augment=Augment(flip=True))}, "as they are"),
+        (FedNCM, {"episode": replace(EPISODE, augment=Augment(flip=True))}, "does not augment"),
     ],
 )
 def test_an_option_that_cannot_act_is_refused(cls: Any, options: Any, word: str) -> None:

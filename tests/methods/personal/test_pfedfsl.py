@@ -359,7 +359,9 @@ def test_a_packed_tree_is_the_tree_in_fewer_bytes() -> None:
     for leaf, other in zip(tree.leaves(unpack(packed, whole)), tree.leaves(whole), strict=True):
         assert torch.equal(leaf, other)
     assert packing_flaw(packed, whole) is None
-    assert "values are 1" in str(packing_flaw(packed._replace(values=packed.values[:1]), whole))
+    assert "there are 1 values" in str(
+        packing_flaw(packed._replace(values=packed.values[:1]), whole)
+    )
     assert "expected" in str(packing_flaw(packed._replace(mask=packed.mask[:2]), whole))
     assert "expected" in str(packing_flaw(whole, whole))
     nothing = tree.zeros_like(whole)
@@ -567,7 +569,7 @@ def test_a_packed_upload_that_is_none_is_refused(trouble: Any, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"m": 4}, "m is 4; of 4 clients a client has 3 others"),
+        ({"m": 4}, "m is 4; expected 0 to 3, the number of other clients"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"l1": "proximal", "optimizer": Optimizer("adam")}, "Set it to 'sgd'"),
         ({"own_sample": "sometimes"}, "own_sample is 'sometimes'"),

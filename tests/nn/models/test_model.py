@@ -280,7 +280,7 @@ def test_batch_statistics_of_one_value_are_refused() -> None:
         (lambda: Optimizer(lr=0.0), "lr is 0.0"),
         (lambda: Optimizer(lr=float("nan")), "lr is nan"),
         (lambda: Optimizer("sgd", momentum=1.0), "momentum is 1.0"),
-        (lambda: Optimizer("adam", momentum=0.9), "has its own"),
+        (lambda: Optimizer("adam", momentum=0.9), "momentum of its own"),
         (lambda: Optimizer(weight_decay=-1.0), "weight_decay is -1.0"),
     ],
 )

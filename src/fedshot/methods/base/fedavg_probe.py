@@ -1,19 +1,19 @@
-"""FedAvg with a probe: a classifier over all base classes, and at test a probe on its features.
+"""FedAvg with a probe: clients train a classifier of the base classes; at test a probe replaces it.
 
 Clients train a classifier of the base classes by cross-entropy; the server averages encoder and
 classifier. At test the classifier is dropped, and a probe is fitted to the features of the support
-set. After `classify_rounds` the clients continue to train the encoder on episodes of prototypes,
-which is Meta-Baseline, federated.
+set. After `classify_rounds` the clients continue to train the encoder on episodes with prototypes,
+which is a federated Meta-Baseline.
 
 Source: McMahan et al. 2017, algorithm 1 (FedAvg); the probes are those of Chen et al. 2021,
 Meta-Baseline, section 3.2 (mean), and Tian et al. 2020, RFS (logistic); the episodes are
 section 3.3 of Chen et al.: the logit of a class is tau cos(f(x), mean of the class), tau learned.
 Symbols: theta encoder and classifier; n_k the examples of client k; tau the scale of the cosines.
-Departures from the papers: Adam instead of SGD; a fixed number of local steps on batches drawn each
-time, where McMahan passes over the client's data in epochs; clients upload theta_k - theta, which
+Departures from the papers: Adam instead of SGD; a fixed number of local steps on random batches,
+where McMahan et al. pass over the client's data in epochs; clients upload theta_k - theta, which
 averages to the same; the optimiser starts fresh in every local update. Features are scaled to
 length 1 before the mean is taken, in the probe and in the episodes. Chen et al. do not scale them;
-with one shot that is the same.
+with one shot, scaling makes no difference.
 """
 
 from __future__ import annotations
@@ -59,19 +59,20 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
     """A classifier over the base classes, averaged over clients; a probe at test.
 
     Args:
-        model: backbone; a head is not used.
+        model: the encoder; its head, if it has one, is not used.
         episode: shape of the training episodes after `classify_rounds`; its `augment` is also used
             for the batches.
         classes: the base classes, as class indices of the dataset.
-        probe: classifier at test, on features scaled to length 1: nearest class "mean", "logistic"
-            or "ridge" regression.
+        probe: classifier at test, on features scaled to length 1: "mean" is the nearest class
+            mean; "logistic" and "ridge" are regressions.
         classifier: classifier in training, "linear" or "cosine".
         local_steps: optimiser steps per local update.
         batch: examples per step.
         optimizer: the optimiser of the clients.
         logistic_c: C of the logistic regression.
         ridge_lambda: weight of the ridge penalty.
-        scale: factor of the cosines of a cosine classifier, and initial value of the learned tau.
+        scale: factor that multiplies the cosines of a cosine classifier; also the initial value
+            of tau, which is learned.
         classify_rounds: rounds of classification before training on prototypes; null for all.
         episodes_per_step: episodes whose gradients are averaged in a step on prototypes.
         meta_optimizer: the clients' optimiser for training on prototypes.
@@ -120,7 +121,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
 
     @property
     def training(self) -> FedAvgProbe:
-        """The options that training depends on."""
+        """A copy in which options that only affect the test have their defaults."""
         return replace(self, probe="mean", logistic_c=1.0, ridge_lambda=1.0)
 
     def init(self, key: Key) -> FedAvgProbeState:
@@ -151,7 +152,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
     def episode_loss(
         self, params: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> EpisodeLoss:
-        """Return the cross-entropy of the queries under tau times their cosines to prototypes."""
+        """Return the cross-entropy of the queries; logits are tau times cosines to prototypes."""
         n, way = len(episode.support_y), len(episode.classes)
         both = torch.cat([episode.support_x, episode.query_x])
         h, stats = self.model.features(params, stats, both, Mode(True, "batch", seed=seed))

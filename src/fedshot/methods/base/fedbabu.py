@@ -1,15 +1,15 @@
 """FedBABU: clients train only the body (the encoder), under a fixed classifier.
 
-All clients share one classifier over the base classes, drawn before round 1. They fit the body to
-it, so that their features have a common meaning; the server averages the bodies. At test a new head
-is fitted to the support set.
+All clients share one random classifier over the base classes, which stays fixed. They fit the body
+to it, so that features mean the same at every client; the server averages the bodies. At test a new
+head is fitted to the support set.
 
 Source: Oh et al. 2022, FedBABU: Towards Enhanced Representation for Federated Image Classification,
-algorithm 1 (the head's step size is 0; "finetune" there means the head or the whole model).
+algorithm 1 (the head's step size is 0; the paper fine-tunes either the head or the whole model).
 Symbols: theta the body; h the classifier; n_k the examples of client k.
 Departures from the paper: it tests on the clients' own classes after fine-tuning; here the classes
 are new, and so is the head, which starts at zero on features of length 1; other probes can be
-chosen. Adam, a fixed number of local steps on batches drawn each time; clients upload
+chosen. Clients use Adam and take a fixed number of local steps on random batches. They upload
 theta_k - theta, which averages to the same; the optimiser starts fresh in every local update. The
 classifier is sent in every round, because clients keep no state.
 """
@@ -49,7 +49,7 @@ class FedBABU(Method[FedBABUState]):
     """A body trained under a fixed random classifier, averaged over clients.
 
     Args:
-        model: backbone; a head is not used.
+        model: the encoder; its head, if it has one, is not used.
         episode: shape of the episodes that a client must be able to form; its `augment` is used
             for the batches.
         classes: the base classes, as class indices of the dataset.
@@ -82,7 +82,7 @@ class FedBABU(Method[FedBABUState]):
 
     @property
     def learner(self) -> Classifier:
-        """The clients' model; they train its body, but not its classifier."""
+        """The model of the clients, who train its body but not its classifier."""
         return Classifier(self.model, len(self.classes))
 
     @property
@@ -102,7 +102,7 @@ class FedBABU(Method[FedBABUState]):
 
     @property
     def training(self) -> FedBABU:
-        """The options that training depends on."""
+        """A copy in which options that only affect the test have their defaults."""
         plain = replace(self, probe="mean", logistic_c=1.0, ridge_lambda=1.0)
         return replace(plain, finetune_lr=0.1, finetune_steps=100)
 

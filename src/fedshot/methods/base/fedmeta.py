@@ -1,8 +1,8 @@
 """FedMeta: clients send the gradient of their query loss after adapting; the server takes a step.
 
-The server averages the gradients, all taken at its initialisation: a round is one MAML step whose
-tasks are the clients. With `learned_steps` the inner step sizes are learned as well (Meta-SGD). At
-test the server's initialisation adapts to the support set.
+The server averages the gradients, which are all taken with respect to its initialisation. A round
+is therefore one MAML step whose tasks are the clients. With `learned_steps` the inner step sizes
+are learned as well (Meta-SGD). At test the server's initialisation adapts to the support set.
 
 Source: Chen et al. 2018, Federated Meta-Learning with Fast Convergence and Efficient Communication,
 algorithm 1: theta_u = theta - alpha grad l_S(theta) (ModelTraining: adapt), g_u = grad_theta
@@ -10,8 +10,8 @@ l_Q(theta_u) (upload), theta <- theta - beta/m sum_u g_u (server); its Meta-SGD 
 Symbols: theta the initialisation; alpha inner.lr or a tree of step sizes; g_u client u's gradient.
 Departures from the paper: a client draws several episodes from its data and averages their
 gradients, where the paper splits the data once; several inner steps by default (the paper writes
-one: inner.steps=1); the server's optimiser is Adam, algorithm 1's plain SGD; alpha starts at
-inner.lr everywhere.
+one: inner.steps=1); the server's optimiser is Adam, where algorithm 1 has plain SGD; alpha starts
+at inner.lr everywhere.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class FedMeta(Method[FedMetaState]):
     """MAML with gradients averaged over clients, one outer step per round.
 
     Args:
-        model: backbone and head; the head is as wide as the widest episode.
+        model: backbone and head; the head needs an output for each class of an episode.
         episode: shape of the training episodes.
         inner: how a model adapts to a support set.
-        learned_steps: learn the inner step sizes, one for each adapted weight (Meta-SGD); they
-            start at inner.lr.
+        learned_steps: whether to learn the inner step sizes, one for each adapted weight
+            (Meta-SGD); they start at inner.lr.
         episodes: episodes of a local update, whose gradients are averaged.
         optimizer: the server's optimiser.
     """
@@ -92,7 +92,7 @@ class FedMeta(Method[FedMetaState]):
         )
 
     def init(self, key: Key) -> FedMetaState:
-        """Return a random initialisation."""
+        """Return a random initialisation, with the initial state of the server's optimiser."""
         theta, stats = self.learner.init(key)
         return FedMetaState(theta, self.optimizer.init(theta), stats)
 
@@ -116,7 +116,7 @@ class FedMeta(Method[FedMetaState]):
     def round(
         self, server: FedMetaState, clients: Clients, key: Key
     ) -> tuple[FedMetaState, Mapping[str, float]]:
-        """Take an outer step of theta along the mean gradient, sum_u g_u / m."""
+        """Run one round: the server takes an optimiser step on the mean gradient, sum_u g_u / m."""
         new, got = average(
             clients,
             self.meta_gradient,

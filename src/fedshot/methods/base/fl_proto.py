@@ -32,7 +32,7 @@ class FLProto(EpisodicMethod[ModelState]):
     """Prototypical networks, averaged over clients.
 
     Args:
-        model: backbone; a head is not used.
+        model: the encoder; its head, if it has one, is not used.
         episode: shape of the training episodes.
         local_steps: optimiser steps per local update.
         episodes_per_step: episodes whose gradients are averaged in a step.

@@ -1,6 +1,6 @@
 """FSL-local: every client trains a model of its own; nothing is exchanged.
 
-This baseline shows what a client reaches without federation.
+This baseline shows how accurate a client's model is without federation.
 
 Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning, section 5.4
 (baseline FSL-local), and "Local" of Wang et al., KDD 2023. The learner is that of the
@@ -39,7 +39,7 @@ class FSLLocal(ClientModels[Tree], EpisodicMethod[Tree]):
     Args:
         model: backbone, and a head for learner "maml".
         episode: shape of the training episodes.
-        learner_name: what each client trains, "maml" or "proto".
+        learner_name: the kind of model that each client trains, "maml" or "proto".
         inner: how a model adapts to a support set (learner "maml").
         local_steps: optimiser steps per local update.
         episodes_per_step: episodes whose gradients are averaged in a step.
@@ -106,7 +106,7 @@ class FSLLocal(ClientModels[Tree], EpisodicMethod[Tree]):
         return Reply({}, kept, drawn.n_episodes, new.metrics)
 
     def round(self, server: Tree, clients: Clients, key: Key) -> tuple[Tree, Mapping[str, float]]:
-        """Let the sampled clients train."""
+        """Run one round: the sampled clients train, and the server stays as it is."""
         got = clients.exchange(self.train, {}, to=clients.sample(key), reduce={}, key=key)
         return server, got.metrics
 

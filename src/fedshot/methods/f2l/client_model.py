@@ -1,8 +1,8 @@
 """F2L's client-model: a set Transformer and an N-way head on the features of a task.
 
 Source: Wang et al., Federated Few-shot Learning, KDD 2023, section 3.1, eq. (3), eq. (22).
-Symbols: psi its parameters; psi~ after fine-tuning on the support; h features of the server-model,
-g of the client-model, s and q of support and queries.
+Symbols: psi its parameters; psi~ the same after fine-tuning on the support; h the features of the
+server-model, g those of the client-model; s and q stand for support and queries.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Task(NamedTuple):
     way: int
 
     def detached(self) -> Task:
-        """Return the task as constants."""
+        """Return the task with features that carry no gradient."""
         return self._replace(s=self.s.detach(), q=self.q.detach())
 
 
@@ -72,7 +72,10 @@ class ClientModel:
     head_start: HeadStart = "zero"
 
     def init(self, key: Key, dtype: torch.dtype) -> Tree:
-        """Draw psi: {"encoder", "head"}."""
+        """Return initial parameters psi: a random "encoder", and a "head" of zeros.
+
+        There is no "head" if `head_start` is "prototypes".
+        """
         psi = {"encoder": self.transformer.init(key.at("encoder"), self.d, dtype)}
         if self.head_start == "prototypes":
             return psi
@@ -94,19 +97,19 @@ class ClientModel:
         return {"encoder": encoder, "head": {"weight": 2 * c, "bias": -c.square().sum(-1)}}
 
     def tune(self, psi: Tree, task: Task, mode: Mode) -> Tree:
-        """Return psi~, eq. (3): in training, psi after fine-tuning on the support; at test, psi."""
+        """Return psi~, eq. (3): psi after `inner.steps` fine-tuning steps on the support."""
         second = self.inner.order == "second"
         return self._tune(psi, task, mode, self.inner.steps, second)
 
     def view(self, psi: Tree, task: Task, mode: Mode) -> View:
-        """Return features and logits of a task under psi, which has a head."""
+        """Return features and logits of a task under psi, which must have a "head"."""
         g_s, g_q = self.transformer.apply(psi["encoder"], task.s, task.q, mode, self.queries)
         return View(g_s, self._logits(psi, g_s, task.way), self._logits(psi, g_q, task.way))
 
     def answer(self, psi: Tree, eval_episode: EvalEpisode) -> Tensor:
-        """Return the logits of the queries after fine-tuning on the support, without dropout.
+        """Return the logits [queries, way] after fine-tuning on the support, without dropout.
 
-        `eval_episode` holds features in place of examples.
+        `eval_episode` contains features of the server-model in place of examples.
         """
         way = len(eval_episode.classes)
         task = Task(eval_episode.support_x, eval_episode.query_x, eval_episode.support_y, way)

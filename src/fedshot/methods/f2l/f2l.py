@@ -2,9 +2,9 @@
 
 The server-model is an encoder under a classifier of all base classes, trained by cross-entropy. The
 client-model is a set Transformer and an N-way head on its features, meta-learned as in MAML. Each
-teaches the other: mutual information draws the server-model's features to the client-model's, and
-the server-model's logits of the episode's classes are distilled into the client-model. The server
-averages the server-models; client-models never leave their clients.
+model teaches the other: a mutual-information loss pulls the server-model's features towards the
+client-model's, and the server-model's logits of the episode's classes are distilled into the
+client-model. The server averages the server-models; client-models never leave their clients.
 
 Source: Wang et al., Federated Few-shot Learning, KDD 2023, section 3, appendices B and C; mode
 "official" follows the authors' published code.
@@ -13,19 +13,19 @@ psi~ = psi - a_ft grad CE(S; phi, psi), eq. (3); one optimiser step of phi on
 (1 - l_MI) CE_base(S) + l_MI L_MI, eqs. (5) and (14); one of psi on (1 - l_KD) CE(Q; psi~) + l_KD
 L_KD, eqs. (4) and (20); phi <- the mean of the clients' phi, eq. (2).
 
-The steps of phi and psi use the features of one pass of the encoder, under the phi before both. So
-batch norm normalises support and queries together and updates the running statistics once. Dropout
-(DropBlock) in the encoder has one mask per episode; with separate passes for fine-tuning, L_phi and
-L_psi it would have three. The client-model has two masks: one for fine-tuning, and one for the pass
-that both losses share. If the encoder has no batch norm, the queries pass it separately and without
-a graph, since nothing differentiates their features. The features are the same, and the backward
-pass of all queries is saved.
+The steps of phi and psi use features from a single forward pass of the encoder, with phi as it was
+before both steps. So batch norm normalises support and queries together and updates the running
+statistics once. Dropout (DropBlock) in the encoder has one mask per episode; with separate passes
+for fine-tuning, L_phi and L_psi it would have three. The client-model has two masks: one for
+fine-tuning, and one for the pass that both losses share. If the encoder has no batch norm, it
+encodes the queries separately and without a graph, because nothing differentiates their features.
+The features are the same, and the queries need no backward pass.
 
-What the paper leaves open is in `fedshot.methods.f2l.readings`. Departures: clients upload
-phi_i - phi. Mode "strict" repairs four points; mode "paper" does not. In eq. (10), the softmax b of
-cosines is over the whole support, because L_MI as printed is zero with one shot; and b has a
-temperature. The gradient of eq. (4) is first-order. That of L_MI reaches the server-model only
-through its own features, not through the client-model, whose input these features are.
+The points that the paper leaves open are in `fedshot.methods.f2l.readings`. Departures: clients
+upload phi_i - phi. Mode "strict" repairs four points; mode "paper" does not. In eq. (10), the
+softmax b of cosines is over the whole support, because L_MI as printed is zero with one shot; and b
+has a temperature. The gradient of eq. (4) is first-order. The gradient of L_MI reaches the
+server-model only through its own features, not through the client-model, whose input these are.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ from fedshot.protocol.probe_predictions import embedded, predict_by_probe
 
 
 class F2LState(NamedTuple):
-    """State of the server."""
+    """The server's state."""
 
     phi: Tree  # {"body", "classifier"}
     stats: Tree  # running statistics of batch norm
@@ -84,7 +84,7 @@ class F2LState(NamedTuple):
 
 
 class F2LLocalState(NamedTuple):
-    """State of local training."""
+    """The state of a client's local training: both models."""
 
     phi: Tree
     psi: Tree
@@ -109,8 +109,8 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
             (1 - l) CE + l L; "added": CE + l L.
         mi_loss: the loss L_MI. "confidences": eq. (13) of the paper; "shots": the contrastive loss
             of the authors' code, which compares each shot with the next.
-        mi_denominator: what b, the softmax of cosines in L_MI (eq. (10)), is normalised over.
-            "all": the whole support; "same_class": the support of the row's class.
+        mi_denominator: the set over which b, the softmax of cosines in L_MI (eq. (10)), is
+            normalised. "all": the whole support; "same_class": the support of the row's class.
         mi_tau: temperature of the softmax b in L_MI.
         mi_from: the client-model in L_MI. "tuned": after fine-tuning on the task; "psi": before.
         mi_gradient: how the gradient of L_MI reaches the server-model. "server": through the
@@ -127,8 +127,8 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
             itself; "query_set": all queries; "alone": only itself.
         head_start: the client-model's head before fine-tuning. "zero": a learned head, which is
             zero before training; "prototypes": a head computed from each task's prototypes.
-        evaluated: what predicts at test. "client": the client-models; "server": a probe on features
-            of the server-model.
+        evaluated: the model that predicts at test. "client": the client-models; "server": a probe
+            on features of the server-model.
         probe: the probe if `evaluated` is "server": "logistic", "mean" or "ridge", on features
             scaled to length 1.
         answer_by: at test, "turns" gives test episode u to client u mod K, "all" to every client.
@@ -177,12 +177,12 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
         check_word("answer_by", self.answer_by, ("turns", "all"))
         if not isinstance(self.model.head, LinearHead):
             raise ConfigError(
-                "the client-model's classifier is one linear layer; set model.head to linear, "
-                "with model.head.way the most classes of an episode."
+                "the client-model's classifier is one linear layer; set model.head to linear, and "
+                "model.head.way to the largest number of classes in an episode."
             )
         if self.reading.mi_loss == "shots" and self.reading.lambda_mi and self.episode.shot < 2:
             raise ConfigError(
-                "mi_loss is 'shots', which compares one shot with the next, and episode.shot is 1. "
+                "mi_loss is 'shots', which compares one shot with the next, but episode.shot is 1. "
                 "Set episode.shot to 2 or more (the authors' code has 2 for images, 5 for texts), "
                 "or mi_loss to 'confidences'."
             )
@@ -256,19 +256,19 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
         if not learned or known or self.client_steps.name != "adam":
             return ()
         return (
-            "a head of the client-model that Adam learns from zero hardly learns, because episodes "
-            "number their classes anew. Set method.head_start to 'prototypes', or learn it as the "
-            "authors' code does: method.client_optimizer {name: sgd, lr: 0.001} and method.inner "
-            "{adapts: head, lr: 0.1, steps: 5}.",
+            "the client-model's head starts at zero, and Adam hardly improves it, because each "
+            "episode numbers its classes anew. Set method.head_start to 'prototypes', or train the "
+            "head as the authors' code does: method.client_optimizer {name: sgd, lr: 0.001} and "
+            "method.inner {adapts: head, lr: 0.1, steps: 5}.",
         )
 
     def init(self, key: Key) -> F2LState:
-        """Return a random server-model."""
+        """Return a random server-model, and a client-model unless `personal` is set."""
         phi, stats = self.learner.init(key)
         return F2LState(phi, stats, {} if self.personal else self._first_psi(key.at("psi")))
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return a client's own random client-model, and its optimiser's state."""
+        """Return a random client-model and its optimiser's state; `{}` unless `personal` is set."""
         del client
         if not self.personal:
             return {}
@@ -287,7 +287,7 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
     def local(
         self, at: F2LLocalState, local_episodes: LocalEpisodes
     ) -> tuple[F2LLocalState, dict[str, Tensor]]:
-        """Take the local steps of algorithm 1; also return the means of their metrics."""
+        """Take the local steps of algorithm 1. Return the new state and the mean metrics."""
         phi, psi, stats, state = at
         server_state, metrics = self.server_steps.init(phi), []
         noise = Mode(seed=local_episodes.seed)

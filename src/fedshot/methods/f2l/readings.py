@@ -1,6 +1,6 @@
-"""Readings (interpretations) of F2L's paper: its open questions, and the answers of each mode.
+"""Readings (interpretations) of F2L's paper: its open questions, and the choices of each mode.
 
-A reading also covers what the authors' code does differently.
+A reading also covers points on which the authors' code differs from the paper.
 
 Source: Wang et al., Federated Few-shot Learning, KDD 2023; the authors' published code.
 """
@@ -57,7 +57,7 @@ class F2LReading:
         if self.weights == "shared" and max(self.lambda_mi, self.lambda_kd) > 1:
             raise ConfigError(
                 f"lambda_mi is {self.lambda_mi} and lambda_kd is {self.lambda_kd}; expected at "
-                "most 1, since 1 minus it is the weight of the cross-entropy. Or set weights to "
+                "most 1, because the cross-entropy has the weight 1 - lambda. Or set weights to "
                 "'added'."
             )
         if not 0 < self.mi_tau < float("inf"):
@@ -69,7 +69,7 @@ _HINTS: dict[str, Any] = get_type_hints(F2LReading)
 
 @dataclass(frozen=True)
 class InnerChoice:
-    """The options of `InnerLoop`; null: the default of `mode`.
+    """The options of `InnerLoop`; a null value means the default of `mode`.
 
     Args:
         lr: step size.
@@ -88,7 +88,7 @@ class InnerChoice:
 
 @dataclass(frozen=True)
 class OptimizerChoice:
-    """The options of `Optimizer`; null: the default of `mode`.
+    """The options of `Optimizer`; a null value means the default of `mode`.
 
     Args:
         name: "sgd" or "adam".
@@ -114,7 +114,7 @@ class OptimizerChoice:
 
 @dataclass(frozen=True)
 class F2LDefaults:
-    """The values that a mode gives to options that are null."""
+    """The values that a mode gives to options that are null, grouped by what they configure."""
 
     reading: F2LReading
     inner: InnerLoop
@@ -139,7 +139,7 @@ _CODE = F2LReading(
 
 
 def f2l_defaults(mode: F2LMode, *, text: bool) -> F2LDefaults:
-    """Return the values that a mode gives to null options, for texts or for images.
+    """Return the values that a mode gives to null options; `text` is true if the data are texts.
 
     "paper" differs from "strict" in three points on which the paper is explicit. In eq. (10), b is
     normalised over the support of the row's class, at temperature 1. Eq. (4) is differentiated with

@@ -37,11 +37,11 @@ Queries = Literal["support_context", "query_set", "alone"]
 class SetTransformer:
     """One encoder layer: x' = norm(x + attention(x)), then norm(x' + W2 relu(W1 x')).
 
-    Runs under `vmap`. Dropout is applied where torch's layer applies it: on the attention weights,
-    in the feed-forward part, and before both sums.
+    It works under `vmap`. Dropout is applied where torch's layer applies it: on the attention
+    weights, in the feed-forward part, and before both sums.
 
     Args:
-        heads: number of heads; must divide the number of features.
+        heads: number of attention heads; must divide the number of features.
         hidden: width of the feed-forward part.
         dropout: dropout rate, the same at all four places.
     """
@@ -63,12 +63,12 @@ class SetTransformer:
         """Raise ConfigError unless the number of heads divides d, the number of features."""
         if d % self.heads:
             raise ConfigError(
-                f"{d} features do not divide by {self.heads} heads; set `heads` to a divisor, or "
-                "change the backbone's width."
+                f"{d} features are not divisible by {self.heads} heads; set `heads` to a divisor, "
+                "or change the backbone's width."
             )
 
     def init(self, key: Key, d: int, dtype: torch.dtype) -> Tree:
-        """Draw the layer for d features, from the distributions that torch uses."""
+        """Return random parameters for d features, from the distributions that torch uses."""
         self.check(d)
         inward = init_uniform(key.at("qkv"), d, 3 * d, math.sqrt(6.0 / (4 * d)), dtype)
         outward = init_linear_head(key.at("out"), d, d, dtype)

@@ -5,7 +5,7 @@ Symbols: i, j rows of a task's support, D of them; C(j) those of the class of ro
 features of server- and client-model; p_psi, z_psi the client-model's probabilities and logits over
 the task's N classes; z_phi the server-model's logits of the same N classes; T_i temperature.
 
-The first line of eq. (13) lacks the minus that its second line has; the second is followed.
+The first line of eq. (13) lacks the minus sign of its second line; the code follows the second.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _LARGEST = 20.0  # above this exponent, sigmoid(exp(.)) is 1 in float64
 
 
 def confidences(z_psi: Tensor, y: Tensor) -> Tensor:
-    """Return a [D, D], a_ij = p_psi^i(y_j) / sum_{k in C(j)} p_psi^k(y_j) within a class, else 0.
+    """Return the matrix a_ij = p_psi^i(y_j) / sum_{k in C(j)} p_psi^k(y_j), [D, D], eq. (9).
 
-    Eq. (9); columns sum to 1. `z_psi` is [D, N], `y` int64 [D]. Computed as a softmax over
-    logarithms, so that it is defined for a class whose probabilities all underflow.
+    Entries are 0 for i and j of different classes; columns sum to 1. `z_psi` is [D, N], `y` int64
+    [D]. The matrix is computed as a softmax over logarithms, so that it is defined even for a class
+    whose probabilities all underflow.
     """
     own = z_psi.log_softmax(-1).gather(1, y[:, None])
     return own.expand(-1, len(y)).masked_fill(~_same(y), -torch.inf).softmax(0)
@@ -35,10 +36,10 @@ def confidences(z_psi: Tensor, y: Tensor) -> Tensor:
 def log_likelihoods(
     h_phi: Tensor, h_psi: Tensor, y: Tensor, tau: float, denominator: Denominator
 ) -> Tensor:
-    """Return log b [D, D], b_ij = p(h_psi^j | h_phi^i): a softmax of cosines / tau, eq. (10).
+    """Return log b_ij, [D, D], where b_ij = p(h_psi^j | h_phi^i), a softmax of cosines / tau.
 
-    "same_class" normalises over C(i), as printed, with -inf in other columns; "all" normalises over
-    the whole support, as the sum in the derivation of eq. (8) does.
+    This is eq. (10). "same_class" normalises over C(i), as printed, with -inf in other columns;
+    "all" normalises over the whole support, as the sum in the derivation of eq. (8) does.
     """
     scores = unit_rows(h_phi) @ unit_rows(h_psi).T / tau
     if denominator == "same_class":
@@ -65,7 +66,7 @@ def transfer_loss(
 
 
 def contrastive_term(h_phi: Tensor, h_psi: Tensor, y: Tensor, way: int, tau: float) -> Tensor:
-    """Return the loss of the authors' code instead of L_MI: InfoNCE over classes.
+    """Return the loss that the authors' code has in place of L_MI: InfoNCE over classes.
 
     The server-model's feature of a class's shot j + 1 is compared with the client-model's features
     of shot j of all classes; that of its own class is the positive. Every class has the same number
@@ -100,10 +101,11 @@ def distillation_loss(z_phi: Tensor, z_psi: Tensor, y: Tensor) -> Tensor:
 
 
 def share_targets_loss(z_phi: Tensor, z_psi: Tensor) -> Tensor:
-    """Return the loss of the authors' code instead of L_KD.
+    """Return the loss that the authors' code has in place of L_KD.
 
-    The targets are the server-model's logits divided by their sum: not probabilities, since logits
-    may be negative, and not constants, so that they train the server-model, too.
+    The targets are the server-model's logits divided by their sum. They are not probabilities,
+    because logits may be negative. They are not constants either, so the loss trains the
+    server-model, too.
     """
     return -(z_phi / z_phi.sum(1, keepdim=True) * z_psi.log_softmax(1)).sum(1).mean()
 

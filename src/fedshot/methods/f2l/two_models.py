@@ -48,8 +48,9 @@ class TwoModels:
     ) -> EpisodeLoss:
         """Return L_phi + L_psi, eqs. (14) and (20), of one episode; `params` is {"phi", "psi"}.
 
-        L_psi treats phi as a constant and L_phi treats psi as one, so the sum has the gradient of
-        L_phi in phi and that of L_psi in psi. (Under kd_targets "sum", L_psi also trains phi.)
+        L_psi treats phi as a constant and L_phi treats psi as one. So the gradient of the sum is
+        that of L_phi with respect to phi, and that of L_psi with respect to psi. (Under kd_targets
+        "sum", L_psi also trains phi.)
         """
         phi, noise = params["phi"], Mode(True, "batch", seed=seed)
         task, stats = self._features(phi, stats, episode, noise.layer(0))
@@ -66,7 +67,7 @@ class TwoModels:
     def client_loss_after(
         self, old: Tree, new: Tree, psi: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> EpisodeLoss:
-        """Return L_psi, where psi~ is tuned under the old phi and then used under the new phi."""
+        """Return L_psi, with psi~ fine-tuned under the old phi and then used under the new phi."""
         noise = Mode(True, "batch", seed=seed)
         before, _ = self._features(old, stats, episode, noise.layer(0))
         tuned = self.client.tune(psi, before, noise.layer(1))
@@ -90,7 +91,7 @@ class TwoModels:
         return Task(h[:n], h[n:], y, way), stats
 
     def _logits(self, phi: Tree, h: Tensor) -> Tensor:
-        """Return the server-model's logits over all base classes."""
+        """Return the server-model's logits over all base classes, [n, base classes]."""
         return self.learner.head.logits(phi["classifier"], h)
 
     def _teacher(self, psi: Tree, tuned: Tree, task: Task, view: View, noise: Mode) -> View:

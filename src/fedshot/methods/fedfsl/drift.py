@@ -26,10 +26,10 @@ def average_with_drift(
     max_weight: int | None,
     down: Mapping[str, Tree] = {},
 ) -> tuple[dict[str, Tree], Outcome]:
-    """Return what `average` returns, with the `divergence` of the clients' predictions as a metric.
+    """Call `average`, and add the `divergence` of the clients' predictions to its metrics.
 
-    The work uploads its predictions on `n` synthetic episodes (`answer_common`). With `n` = 0 there
-    is no such metric.
+    `work` must upload the client's predictions on `n` synthetic episodes (`answer_common`). With
+    `n` = 0 no divergence is added.
     """
     common = {name: Gather(form) for name, form in common_form(model, n).items()}
     new, got = average(clients, work, parts, key, max_weight=max_weight, down=down, reduce=common)

@@ -1,4 +1,4 @@
-"""What the FedFSL methods share: MAML trained by federated averaging.
+"""The base class of the FedFSL methods: MAML trained by federated averaging.
 
 Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning, eqs. (4)-(7), (9) and
 (10) of the first version. w' = w - a grad f_S(w) (inner step); l_T(w) = f_Q(w') (task loss);
@@ -47,20 +47,20 @@ LossOf: TypeAlias = Callable[[Tree, Tree, Episode, Tensor], EpisodeLoss]
 
 
 class FedFSLState(NamedTuple):
-    """State of the server."""
+    """The server's state."""
 
     w: Tree  # {"body": ..., "head": ...}
     stats: Tree  # running statistics of batch norm
-    pool: Tree  # total weight and number of the mean w, for reference "exclusive"; else {}
+    pool: Tree  # for reference "exclusive", see `leave_one_out`: describes the mean w; else {}
 
 
 class FederatedMaml(EpisodicMethod[FedFSLState]):
-    """MAML, averaged over clients. A subclass defines what a client minimises.
+    """MAML, averaged over clients. A subclass defines the clients' objective.
 
     It is not a dataclass: each subclass declares the fields below, in its own order.
 
     Args:
-        model: backbone and head; the head is as wide as the widest episode.
+        model: backbone and head; the head needs an output for each class of an episode.
         episode: shape of the training episodes.
         inner: how a model adapts to a support set.
         local_steps: optimiser steps per local update.
@@ -107,7 +107,7 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
         )
 
     def init(self, key: Key) -> FedFSLState:
-        """Return a random model."""
+        """Return a random backbone and head."""
         return FedFSLState(*self.learner.init(key), first_pool(self.stays_near))
 
     def init_client(self, client: int, key: Key) -> Tree:
@@ -126,7 +126,7 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
         )
 
     def local_objective(self, down: Tree, private: Tree) -> LossOf:
-        """Return the loss of an episode that a client minimises."""
+        """Return the function with which a client computes its loss on an episode."""
         del down, private
         return self.learner.episode_loss
 
@@ -147,7 +147,7 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
         stats: Tree,
         metrics: Mapping[str, Tensor],
     ) -> Reply:
-        """Return the reply of a client whose local update ended at `w` and `stats`."""
+        """Return the reply of a client whose local update ended with weights `w` and `stats`."""
         up = changes({"w": w, "stats": stats}, down)
         up |= answer_common(self.learner, w, stats, self.common_questions)
         weight = episodes.n_episodes if self.weigh_by == "episodes" else episodes.n
@@ -157,7 +157,7 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
         return Reply(up, private, weight, metrics)
 
     def reference_model(self, down: Tree, private: Tree) -> Tree:
-        """Return the model that predictions stay near: w^t, or the other clients' average."""
+        """Return the reference for the client's predictions: w^t, or the other clients' average."""
         if "pool" not in down:
             return down["w"]
         return leave_one_out(down["w"], down["pool"], private["share"])
@@ -171,8 +171,8 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
         """
         if server.pool and len(clients.ids) == 1:
             raise ConfigError(
-                "method.reference is 'exclusive', the average of the other clients' models, and "
-                "there is one client. Set it to 'global', or have more clients."
+                "method.reference is 'exclusive', the average of the other clients' models, but "
+                "there is only one client. Set it to 'global', or use more clients."
             )
         new, got = average_with_drift(
             clients,

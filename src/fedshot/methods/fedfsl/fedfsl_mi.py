@@ -5,20 +5,22 @@ its predictions from those of the model that the server sent; the server average
 
 Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning. Local objective
 L_k(w_k) + gamma L_MI, L_MI = 1/|B_k| sum_T KL(p(w^t) || p(w_k)): eqs. (11) and (12) of the revised
-version, (12) and (13) of the first, which defines the reference as the average w_-k of the other
-clients, eq. (11), and uses w^t. The rest is in `fedshot.methods.fedfsl.federated_maml`.
+version, (12) and (13) of the first. The first version defines the reference as the average w_-k of
+the other clients, eq. (11), but then uses w^t. The rest is in
+`fedshot.methods.fedfsl.federated_maml`.
 Symbols: p(w) softmax over the episode's classes; epsilon the bound of |p(w^t)/p(w_k) - 1|.
 
-What the papers leave open: p(.) is taken on the queries, after both models have adapted to the same
-support with the same dropout masks (a head that has not adapted cannot know labels that are
-shuffled in each episode), and averaged over the queries. The reference and its adaptation are
-constants; gradients pass through the client's inner steps. The revised version clips
-p(w^t)/p(w_k) "in (11)" to [1 - epsilon, 1 + epsilon]: see `fedshot.nn.losses.clipped_kl`.
+Choices where the papers leave a point open: p(.) is taken on the queries, after both models have
+adapted to the same support with the same dropout masks, because a head that has not adapted cannot
+know labels that are shuffled in each episode. The divergence is averaged over the queries. The
+reference and its adaptation are constants; gradients pass through the client's inner steps. The
+revised version clips p(w^t)/p(w_k) "in (11)" to [1 - epsilon, 1 + epsilon]: see
+`fedshot.nn.losses.clipped_kl`.
 Departures: the default clip acts on the gradient of (11), not inside it. With
 reference="exclusive" the client subtracts its own model from the mean that it is sent, where the
 paper's server computes and sends K models: see `fedshot.methods.fedfsl.leave_one_out`. A client
 that did not contribute to w^t, because it was not in the last cohort, has w^t itself as reference.
-A client keeps |B_k| w_k in float64, the memory of two models.
+A client keeps |B_k| w_k in float64, which takes the memory of two float32 models.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ class FedFSLMI(RegularizedMaml):
 
     Args:
         gamma: weight of the divergence from the reference's predictions; 0 is FedFSL-naive.
-        reference: the model that predictions stay near: "global", or "exclusive", the average of
-            the other clients.
+        reference: the model whose predictions are the reference: "global", the server's, or
+            "exclusive", the average of the other clients' models.
         predictions: the predictions on the queries, p(.), that are compared. "adapted_query": those
             after adapting to the supports; "unadapted_query": those before.
         mode: where the ratio of probabilities is clipped: "strict" in the gradient; "paper" inside
@@ -88,7 +90,7 @@ class FedFSLMI(RegularizedMaml):
         return EpisodeLoss(loss, mine.stats, found, {"mi": kl(p_reference, p.detach())})
 
     def local_objective(self, down: Tree, private: Tree) -> LossOf:
-        """Return the loss of an episode that a client minimises."""
+        """Return the function with which a client computes its loss on an episode."""
         if not self.has_mi:
             return self.learner.episode_loss
         return partial(self.objective, self.reference_model(down, private))

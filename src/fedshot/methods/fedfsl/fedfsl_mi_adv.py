@@ -13,14 +13,14 @@ L_k is the objective of FedFSL-MI, eq. (12), in the revised version, and the pla
 first. Symbols: Theta backbone; theta first head, theta' second, drawn anew in each round; eta,
 lambda = lambda_adv; the rest as in `fedshot.methods.fedfsl.fedfsl_mi`.
 
-What the papers leave open: [Theta, theta] and [Theta, theta'] each adapt to the support as a whole,
-so the inner steps change Theta in stage 1, too, and these changes are discarded; the heads are
-compared on the queries. A local step is one step of the heads and one of the backbone on the
-same episodes (the revised algorithm's "alternatively"), or all steps of the heads come first
-(mode="v1", the first version). KL has no upper bound to maximise: its probabilities
-are at least `min_prob`, and the gradient norm of stage 1 at most `max_grad_norm`. The papers' text
-speaks of a difference from the central model, their equations have the difference of theta and
-theta'; the equations are followed.
+Choices where the papers leave a point open: [Theta, theta] and [Theta, theta'] each adapt to the
+support as a whole, so the inner steps change Theta in stage 1, too; these changes are discarded.
+The heads are compared on the queries. A local step is one step of the heads and one of the backbone
+on the same episodes (the revised algorithm's "alternatively"), or all steps of the heads come first
+(mode="v1", the first version). KL has no upper bound, so maximising it needs limits: its
+probabilities are at least `min_prob`, and the gradient norm of stage 1 is at most `max_grad_norm`.
+The papers' text speaks of a difference from the central model, but their equations have the
+difference between theta and theta'. The code follows the equations.
 Departures: those of FedFSL-MI; and the heads are compared after adapting, where both papers define
 p(Theta, theta) as the softmax of f_theta(f_Theta(x)) before adapting
 (adv_predictions="unadapted_query").
@@ -58,7 +58,7 @@ from fedshot.protocol.method import diagnostic
 
 
 class MIAdvData(NamedTuple):
-    """What a client draws for a local update."""
+    """The random inputs of a local update: the episodes and the second head."""
 
     local_episodes: LocalEpisodes  # B_k
     second: Tree  # theta'
@@ -74,8 +74,8 @@ class FedFSLMIAdv(RegularizedMaml):
         gamma: weight of the divergence from the reference's predictions.
         eta: weight of the heads' disagreement in stage 1.
         lambda_adv: weight of the heads' disagreement in stage 2, lambda.
-        reference: the model that predictions stay near: "global", or "exclusive", the average of
-            the other clients.
+        reference: the model whose predictions are the reference: "global", the server's, or
+            "exclusive", the average of the other clients' models.
         predictions: the predictions on the queries, p(.), in the divergence. "adapted_query": those
             after adapting to the supports; "unadapted_query": those before.
         adv_predictions: the predictions in the heads' disagreement, one of the same two values.
@@ -84,13 +84,14 @@ class FedFSLMIAdv(RegularizedMaml):
             step. "paper", the revised version: the same, but the ratio is clipped inside the
             logarithm. "v1", the first version: no divergence and no clip; all steps of the heads
             precede those of the backbone. No mode changes `min_prob`, `max_grad_norm`,
-            `adv_predictions` and the inner steps.
+            `adv_predictions` or the inner steps.
         epsilon: the clipped ratio stays within 1 - epsilon and 1 + epsilon.
-        mi_in_stages: whether the objective L_k of both stages has the divergence from the
-            reference, as in FedFSL-MI. If not, gamma is unused. null: the default of `mode`.
+        mi_in_stages: whether the objective L_k of both stages includes the divergence from the
+            reference, as in FedFSL-MI. If not, gamma is unused. null: as `mode` says.
         min_prob: smallest probability in the logarithms of the disagreement.
-        max_grad_norm: largest norm of a gradient of stage 1; 0 for no limit.
-        local_steps: optimiser steps per local update, of the heads and of the backbone each.
+        max_grad_norm: largest gradient norm in stage 1; 0 for no limit.
+        local_steps: optimiser steps per local update: this number for the heads, and as many for
+            the backbone.
         optimizer_state: "reset" the backbone's optimiser in every round, or "keep" its state; the
             optimiser of the heads is always reset, as the second head is.
     """
@@ -134,7 +135,7 @@ class FedFSLMIAdv(RegularizedMaml):
         return wanted and self.gamma > 0
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return the private state as in `FederatedMaml`; its optimiser state is the backbone's."""
+        """Return the private state of `FederatedMaml`, with an optimiser state for the backbone."""
         kept = super().init_client(client, key)
         if kept.pop("optimizer", None) is not None:
             body = self.learner.init(key)[0]["body"]
@@ -194,7 +195,10 @@ class FedFSLMIAdv(RegularizedMaml):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: MIAdvData) -> Reply:
-        """Alternate the stages, starting from [Theta^t, theta^t]; upload the change, not theta'."""
+        """Alternate the two stages, starting from [Theta^t, theta^t]; upload the change of w.
+
+        The second head, theta', is not uploaded.
+        """
         w, stats = down["w"], down["stats"]
         reference = ReferenceLogits(self, self.reference_model(down, private))
         body, heads = w["body"], {"first": w["head"], "second": drawn.second}
@@ -222,9 +226,9 @@ class FedFSLMIAdv(RegularizedMaml):
         return self.reply(down, private, drawn.local_episodes, new, stats, mean_metrics(reported))
 
     def _turns(self, local_episodes: LocalEpisodes) -> list[LocalEpisodes]:
-        """Return the episodes of each turn, i.e. of stage 1 and then stage 2 on the same episodes.
+        """Split the local steps into turns. A turn runs stage 1, then stage 2 on the same episodes.
 
-        A turn is one local step, or in mode "v1" all of them. Both stages of a turn have the same
+        A turn has one local step, or in mode "v1" all of them. Both of its stages use the same
         dropout seed.
         """
         if self.mode == "v1":

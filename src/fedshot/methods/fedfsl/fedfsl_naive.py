@@ -5,7 +5,8 @@ server's weights; the server averages the weights. At test the averaged model ad
 
 Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning, section 3 of the first
 version; `fedshot.methods.fedfsl.federated_maml` has the equations, symbols and departures.
-The paper allows one or several inner steps and writes one, inner.steps=1; the default is five.
+The paper allows one or several inner steps, and its equations have one (inner.steps=1). The default
+here is five.
 """
 
 from __future__ import annotations

@@ -63,6 +63,6 @@ class FedFSLProx(FederatedMaml):
         return task._replace(loss=task.loss + self.mu * distance, extra={"proximal": distance})
 
     def local_objective(self, down: Tree, private: Tree) -> LossOf:
-        """Return the loss of an episode that a client minimises."""
+        """Return the function with which a client computes its loss on an episode."""
         del private
         return partial(self.objective, down["w"]) if self.mu else self.learner.episode_loss

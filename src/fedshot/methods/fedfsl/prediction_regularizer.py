@@ -27,9 +27,9 @@ Reading = Literal["strict", "paper", "v1"]  # which version of the papers to fol
 CLIPS: dict[Reading, Clip] = {"strict": "coef", "paper": "log", "v1": "none"}
 
 PAPER_CLIP = (
-    "mode 'paper' clips inside the logarithm, as printed: where some classes of a row lie outside "
-    "the band, the term pushes the client's predictions away from the reference, and where all do, "
-    "it has no gradient. Set method.mode to 'strict' for a bounded pull."
+    "mode 'paper' clips the ratio inside the logarithm, as the paper prints it. If only some "
+    "classes of a query are out of bounds, the term pushes the client's predictions away from the "
+    "reference; if all are, it has no gradient. Set method.mode to 'strict' to avoid both."
 )
 
 
@@ -63,7 +63,7 @@ class RegularizedMaml(FederatedMaml):
 
     @property
     def clip(self) -> Clip:
-        """How the ratio of probabilities is bounded, by mode."""
+        """How `clipped_kl` bounds the ratio of probabilities; `mode` decides it."""
         return CLIPS[self.mode]
 
     @property
@@ -80,20 +80,20 @@ class RegularizedMaml(FederatedMaml):
         seed: Tensor,
         features: SharedFeatures | None = None,
     ) -> Tensor:
-        """Return the logits of p(reference), a constant."""
+        """Return the logits of p(reference), [queries, way], without a gradient."""
         kind = self.predictions
         return reference_logits(self.learner, reference, stats, episode, seed, kind, features)
 
     def term(self, reference: Tensor, mine: Tensor) -> Tensor:
-        """Return gamma KL(p(reference) || p(w)), clipped, from the logits of both."""
+        """Return the scalar gamma KL(p(reference) || p(w)), clipped, from both logits [n, way]."""
         return self.gamma * clipped_kl(reference, mine, self.clip, self.epsilon)
 
 
 class ReferenceLogits:
     """Logits of p(reference), computed once per episode of a local update and then cached.
 
-    They depend on the episode and on its dropout seed, of which it has one in all stages; in
-    training, batch norm uses batch statistics, so the running ones do not matter. Under `vmap`
+    They depend only on the episode and its dropout seed, which is the same in all stages. Running
+    statistics do not matter, because batch norm uses batch statistics in training. Under `vmap`
     nothing is cached, because tensors made inside one gradient are invalid in the next.
 
     `features` caches the reference body's features, for models that still share that body.
@@ -105,7 +105,7 @@ class ReferenceLogits:
         self._known: dict[int, tuple[Episode, Tensor]] = {}
 
     def __call__(self, stats: Tree, episode: Episode, seed: Tensor) -> Tensor:
-        """Return the logits of p(reference), a constant."""
+        """Return the logits of p(reference), [queries, way], without a gradient."""
         if stacked():
             return self._compute(stats, episode, seed)
         key = id(episode)  # the episode is stored, so its id stays unique

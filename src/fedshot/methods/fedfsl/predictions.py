@@ -1,8 +1,8 @@
 """Predictions of a MAML model on a training episode, for losses that compare two models.
 
-The papers write p(w) and leave open whether w has adapted to the episode's support set. Where the
-labels of an episode are shuffled, a head that has not adapted cannot know which class is which: the
-default is to adapt.
+The papers write p(w) and leave open whether w has adapted to the episode's support set. If the
+labels of an episode are shuffled, a head that has not adapted cannot know which class is which, so
+the default is to adapt.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class EpisodePredictions(NamedTuple):
     """Predictions of one model on one episode."""
 
     query: Tensor  # logits [queries, way] after adapting, for the task loss
-    stats: Tree  # running statistics, updated by the pass of the queries
-    p: dict[str, Tensor]  # logits [queries, way] of p(w), by the kind of prediction
+    stats: Tree  # running statistics, updated by the forward pass over the queries
+    p: dict[str, Tensor]  # logits [queries, way] of p(w), keyed by the kind of prediction
 
 
 class SharedFeatures:
     """Features of the current episode under a fixed body, each computed once and then cached.
 
-    It serves models that share the body, such as a reference and a model with another head. Nothing
-    is cached for other bodies, for a body that needs gradients, or under `vmap`.
+    Models that have the same body use it, such as a reference and a model with another head.
+    Nothing is cached for other bodies, for a body that needs gradients, or under `vmap`.
     """
 
     def __init__(self, learner: Maml, body: Tree) -> None:
@@ -74,13 +74,13 @@ def paired_predictions(
     kinds: Collection[Predictions] = (),
     features: SharedFeatures | None = None,
 ) -> list[EpisodePredictions]:
-    """Return the predictions of every head on one body; each model adapts to the support by itself.
+    """Return the predictions of several models that differ only in their heads.
 
-    The result is differentiable through the inner steps. Where only heads adapt, the body embeds
-    every example once for all heads.
+    Each model adapts to the support set by itself. The result is differentiable through the inner
+    steps. If only heads adapt, the body computes each example's features once for all heads.
 
     Args:
-        learner: how a model adapts.
+        learner: MAML, which adapts the models.
         body: the body that the models share.
         heads: one per model, before adapting.
         stats: running statistics.
@@ -141,10 +141,10 @@ def reference_logits(
     kind: Predictions,
     features: SharedFeatures | None = None,
 ) -> Tensor:
-    """Return the logits of p(w) for a constant model, whose adaptation is a constant, too.
+    """Return the logits [queries, way] of p(w) for a reference model, without a gradient.
 
-    The inner steps are first-order, because nothing differentiates them: the same values up to
-    rounding, for less work.
+    The inner steps are first-order, because nothing differentiates them. This gives the same values
+    up to rounding, for less work.
     """
     steps = 0 if kind == "unadapted_query" else learner.inner.steps
     still = replace(learner, inner=replace(learner.inner, order="first", steps=steps))

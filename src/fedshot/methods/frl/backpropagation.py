@@ -1,10 +1,10 @@
 """The exact gradient of an episode's loss with respect to theta_0, back through its rounds.
 
-The chain rule of Park et al., section 3.2.2, without dropping second derivatives. Round r maps
+This is the chain rule of Park et al., section 3.2.2, with second derivatives kept. Round r maps
 (theta_r, P_{r-1}) to (theta_{r+1}, P_r) by sums over clients, so its backward pass is an exchange,
 too: the server sends the derivatives with respect to the combined replies, and clients reply with
 the derivatives with respect to the message of round r. This costs R more exchanges, one more for
-refreshed prototypes, and second derivatives at the clients, so it suits small models.
+refreshed prototypes, and second derivatives at the clients, so it suits small models only.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ def draw_share(
         key: key of one client in one exchange. The last two entries of its path name the client.
             The path before its entry "step" is the key of the episode. It and the client decide
             what is drawn, so between the exchanges of an episode only the dropout seed differs.
-        needed: whose images or texts to read, "support", "query" or both; labels are always read.
+        needed: the parts whose images or texts are read: "support", "query" or both. Labels are
+            always read.
 
     Raises DataError for a class without a label.
     """
@@ -97,8 +98,8 @@ def draw_share(
 def shares_of(eval_episode: EvalEpisode, slots: int | None = None) -> list[EpisodeShare]:
     """Return each client's share of a test episode; one share if the episode is not split.
 
-    `slots` is the number of possible labels, of which the episode's classes have the first; None
-    for as many as classes.
+    `slots` is the number of possible labels; the episode's classes have labels 0 to way - 1. None
+    means that there are no other labels.
     """
     e, way = eval_episode, len(eval_episode.classes)
     used = torch.arange(way if slots is None else slots, device=e.support_y.device) < way
@@ -111,14 +112,17 @@ def shares_of(eval_episode: EvalEpisode, slots: int | None = None) -> list[Episo
 
 
 def _by_client(holders: Tensor, *parts: Tensor, clients: int = 0) -> list[Sequence[Tensor]]:
-    """Split the rows of each part among their holders: clients 0, 1, .., at least `clients`."""
+    """Split each part into one tensor per client; row i belongs to client `holders[i]`.
+
+    Returns tensors for at least `clients` clients; a client without rows gets an empty one.
+    """
     sizes = holders.bincount(minlength=clients).tolist()  # a GPU waits here, not for each client
     rows = holders.argsort(stable=True)
     return [torch.split(part[rows], sizes) for part in parts]
 
 
 def spare_shares(eval_episode: EvalEpisode, slots: int) -> list[EpisodeShare]:
-    """Return the shares of a test episode's spare clients, which only have supports.
+    """Return the shares of a test episode's spare clients, which have supports but no queries.
 
     Spare clients are additional ones, for methods that choose among more clients than a group has.
     """
@@ -132,7 +136,7 @@ def spare_shares(eval_episode: EvalEpisode, slots: int) -> list[EpisodeShare]:
 
 
 def in_order(eval_episode: EvalEpisode, parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate the clients' results, a row per query, in the order of the episode's queries."""
+    """Concatenate the clients' results, one row per query, in the episode's order of queries."""
     rows = torch.cat(list(parts))
     if not eval_episode.held:
         return rows

@@ -1,4 +1,4 @@
-"""What the methods of few-round learning share: rounds inside an episode, and tests by groups.
+"""Base classes of few-round learning: rounds inside an episode, and tests on groups of clients.
 
 Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, algorithm 1.
 """
@@ -43,7 +43,7 @@ S = TypeVar("S", bound=Tree)
 
 
 class FewRoundMethod(Method[S]):
-    """A method tested on groups of clients, each of which trains one model for R rounds."""
+    """A method that is tested on groups of clients; each group trains one model for R rounds."""
 
     test_norm: ClassVar[str] = "group"
 
@@ -83,7 +83,7 @@ class FewRoundMethod(Method[S]):
 
     @client_work()
     def census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Upload the sums of features by class under theta_R."""
+        """Upload the sum of features of each class, computed with theta_R."""
         return prototype_reply(self.local, down, private, drawn)
 
     def learn(
@@ -97,7 +97,7 @@ class FewRoundMethod(Method[S]):
     ) -> Adapted:
         """Let clients train together for `rounds` rounds, lines 4 to 21 of algorithm 1.
 
-        With 0 rounds, prototypes still take one exchange.
+        With 0 rounds, there is still one exchange if the method needs prototypes.
 
         Args:
             population: the clients, or the group of a test episode; `key` samples the cohort.
@@ -152,7 +152,7 @@ class FewRoundMethod(Method[S]):
     def evaluate(
         self, server: S, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
     ) -> list[Prediction]:
-        """Train a model in the group of each test episode for R rounds, and predict with it."""
+        """Train one model for each test episode, in its group, for R rounds; predict with it."""
 
         def learn(group: Group, eval_episode: EvalEpisode, key: Key, norms: Norms) -> Adapted:
             numbers = self.local.slots(len(eval_episode.classes))
@@ -164,7 +164,7 @@ class FewRoundMethod(Method[S]):
 
 
 class FRLState(NamedTuple):
-    """State of the server."""
+    """The server's state."""
 
     phi: Tree  # {"body"}, with "head" under "linear"
     outer: OptState
@@ -184,9 +184,9 @@ class MetaTrained(FewRoundMethod[FRLState]):
     def __post_init__(self) -> None:
         if self.slots < self.numbers:
             raise ConfigError(
-                f"model.head.way is {self.slots}, and the clients of an episode may hold "
-                f"{self.numbers} classes: those of its way where images are dealt anew (partition "
-                f"'redealt'), else all base classes. Set model.head.way to {self.numbers}."
+                f"model.head.way is {self.slots}, but an episode may have {self.numbers} classes: "
+                "its way if images are reassigned in each episode (partition 'redealt'), else all "
+                f"base classes. Set model.head.way to {self.numbers}."
             )
         check_rounds(self.test_rounds)
         check_decay(self.decay, self.decay_round)
@@ -198,7 +198,7 @@ class MetaTrained(FewRoundMethod[FRLState]):
 
     @property
     def slots(self) -> int:
-        """Number of labels: the width of a head, or the largest number of classes."""
+        """Number of labels: the width of the head, or without a head the number of classes."""
         return self.local.slots(self.numbers)
 
     @property
@@ -217,7 +217,10 @@ class MetaTrained(FewRoundMethod[FRLState]):
         return draw_share(data, self.episode, self.classes, self.slots, key, needed)
 
     def step(self, server: FRLState, g: Tree, stats: Tree, exchanges: int) -> FRLState:
-        """Return the state after a step along -g; its count of exchanges grows by `exchanges`."""
+        """Return the state after an optimiser step with gradient g and a change of `stats`.
+
+        `exchanges` is the number of exchanges to add to the state's count.
+        """
         optimizer = decayed(self.optimizer, self.decay, self.decay_round, server.exchanges)
         phi, outer = optimizer.update(g, server.outer, server.phi)
         stats = tree.add(server.stats, stats) if server.stats else {}

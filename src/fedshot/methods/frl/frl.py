@@ -11,7 +11,7 @@ equations. mode="official" follows the behaviour of the authors' later code.
 Symbols: phi the initialisation, theta_r the model of round r; P_r the global prototypes; lambda_k
 the share of client k in all supports, rho_k in all examples; alpha inner_lr, beta optimizer.lr.
 
-What the paper leaves open, and departures: the losses are cross-entropies, with the true class in
+Open points of the paper, and departures: the losses are cross-entropies, with the true class in
 the sum, in mode="paper" too. Adam runs at the server, on sum_k rho_k g_k. Prototypes are means over
 all supports of a class. With `refresh` they are recomputed with theta_R before they predict, in one
 more exchange. In every mode L_aux is a mean over the positions of the last feature map, with weight
@@ -72,7 +72,8 @@ class FRL(MetaTrained):
     """An initialisation from which clients learn new classes in R federated rounds.
 
     Args:
-        model: backbone, and for variant "linear" a head as wide as the widest episode.
+        model: backbone, and for variant "linear" a head with an output for each class of an
+            episode.
         episode: shape of an episode: its classes, and the images of each at all clients together.
             Clients that keep their own images divide them in its ratio of shot to query.
         classes: the base classes, as class indices of the dataset.
@@ -99,7 +100,8 @@ class FRL(MetaTrained):
             "shrunk": the mean of all clients' prototypes, weighted by the clients' supports, with 0
             for a client without the class. "unweighted": the plain mean of the prototypes of the
             clients that have the class.
-        refresh: recompute prototypes with theta_R; else queries are compared with P_{R-1}.
+        refresh: whether to recompute prototypes with theta_R; if not, queries are compared with
+            P_{R-1}.
         positions: features in L_aux. "mean": L_aux is a mean over the positions of the last feature
             map; "pooled": it compares only the average-pooled map. null: the default of `mode`.
             Only conv4 with model.backbone.features 0 has such a map; for all others null means
@@ -114,11 +116,11 @@ class FRL(MetaTrained):
             before the last pass; "after": after the local steps.
         weights: weights of the clients' models and gradients. "examples": the clients' numbers of
             examples; "equal": all the same.
-        order: gradient with respect to the initialisation, phi. "first": the gradient at theta_R is
-            taken for it; "exact": it is computed back through the rounds, for small models.
+        order: gradient with respect to the initialisation, phi. "first": approximated by the
+            gradient at theta_R; "exact": computed back through the rounds, for small models.
         optimizer: the server's optimiser.
-        decay: factor of the server's step size after `decay_round` communication rounds; an
-            episode counts as R + 1.
+        decay: factor that multiplies the server's step size after `decay_round` communication
+            rounds; an episode counts as R + 1.
         decay_round: communication rounds before the decay; 0 for no decay.
     """
 
@@ -155,8 +157,8 @@ class FRL(MetaTrained):
         check_word("weights", self._of("weights"), ("examples", "equal"))
         if self.variant == "gpal" and self.positions == "mean" and not self._has_map:
             raise ConfigError(
-                f"positions is {self.positions!r}, and {type(self.model.backbone).__name__} gives "
-                "features without a map. Set positions to 'pooled', or model.backbone to conv4."
+                f"positions is {self.positions!r}, but {type(self.model.backbone).__name__} has no "
+                "feature map. Set positions to 'pooled', or model.backbone to conv4."
             )
         super().__post_init__()
         check_rounds(self.inner_rounds)
@@ -178,29 +180,28 @@ class FRL(MetaTrained):
 
     @staticmethod
     def retired(method: Mapping[str, Any]) -> str:
-        """Return a message if an option is no longer accepted, with what to set instead, or ""."""
+        """Return an error message if an option has a value of older versions only, or ""."""
         if method.get("positions") != "sum":
             return ""
         return (
-            "method.positions is 'sum', which older versions took. Set it to 'mean', and multiply "
-            "method.gamma by the number of positions of the last map: 4 at 32 px, 25 at 84 px."
+            "method.positions is 'sum', which only older versions accept. Set it to 'mean', and "
+            "multiply method.gamma by the number of positions of the last feature map: 4 at 32 "
+            "px, 25 at 84 px."
         )
 
     @staticmethod
     def changed_meaning(settings: Mapping[str, Any]) -> str:
-        """Return a message if a run of an older version has settings whose meaning has changed.
-
-        Return "" otherwise.
-        """
+        """Return a message if options of an older version's run now have another meaning, or ""."""
         method, backbone = settings["method"], settings["model"]["backbone"]
         has_map = backbone["name"] == "conv4" and not backbone.get("features")
         summed = method["mode"] == "paper" and method["positions"] is None and has_map
         if method["variant"] != "gpal" or not summed or method["gamma"] is None:
             return ""
         return (
-            f"method.gamma {method['gamma']} under mode 'paper' weighed each position of the last "
-            "map when this run was started, and weighs the whole map now. For a new run with the "
-            "weight that it had, multiply gamma by the number of positions: 4 at 32 px, 25 at 84 px"
+            f"under mode 'paper', method.gamma {method['gamma']} was the weight of each position "
+            "of the last feature map when this run was started; now it is the weight of the whole "
+            "map. To start a new run with the old weight, multiply gamma by the number of "
+            "positions: 4 at 32 px, 25 at 84 px"
         )
 
     @property
@@ -231,7 +232,7 @@ class FRL(MetaTrained):
 
     @property
     def training(self) -> FRL:
-        """All options that training depends on."""
+        """A copy in which options that only affect the test have fixed values."""
         model = self.model
         if model.norm_policy != "running":  # the other policies only matter at test
             model = replace(model, norm_policy="group")
@@ -247,7 +248,7 @@ class FRL(MetaTrained):
         return self.draw(data, key, PARTS if both else ["query"])
 
     def redraw(self, data: ClientData, key: Key) -> EpisodeShare:
-        """Draw for a backward pass what the forward pass has drawn, dropout seed included."""
+        """Draw the share of the forward pass again for its backward pass, with the same seed."""
         return self.draw_supports(data, forward_key(key))
 
     @client_work(draw="draw_supports")
@@ -258,7 +259,7 @@ class FRL(MetaTrained):
 
     @client_work(draw="draw_supports")
     def census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Upload the sums of features by class under theta_R."""
+        """Upload the sum of features of each class, computed with theta_R."""
         return prototype_reply(self.local, down, private, drawn)
 
     @client_work(draw="redraw")
@@ -298,7 +299,7 @@ class FRL(MetaTrained):
         stats: Tree,
         share: EpisodeShare,
     ) -> tuple[Tensor, tuple[Tensor, Tree]]:
-        """Return L_local on the queries, and (accuracy, statistics after the forward pass)."""
+        """Return the loss of the queries, and (accuracy, running statistics after the pass)."""
         local, theta, y = self.local, at["theta"], share.query_y
         mode = learning_mode(share)
         g, stats = local.maps(theta, stats, share.query_x, mode.layer(-2))

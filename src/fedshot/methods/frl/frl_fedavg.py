@@ -1,8 +1,8 @@
 """FedAvg from random weights: a group of new clients learns from scratch, in a few rounds.
 
-The lower bound of few-round learning. There is no pre-training, so rounds of training do nothing;
-at test the clients of a group train a network with a fresh linear head by federated averaging for R
-rounds.
+This is the lower bound for few-round learning. There is no pre-training, so rounds of training do
+nothing. At test the clients of a group train a network with a fresh linear head by federated
+averaging for R rounds.
 
 Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, section 4
 (baseline FedAvg); McMahan et al. 2017, algorithm 1.
@@ -27,7 +27,7 @@ from fedshot.methods.frl.schedule import check_rounds
 
 
 class FRLFedAvgState(NamedTuple):
-    """State of the server: the random weights from which every test episode starts."""
+    """The server's state: the random weights from which every test episode starts."""
 
     theta: Tree  # {"body", "head"}
 
@@ -37,7 +37,7 @@ class FRLFedAvg(FewRoundMethod[FRLFedAvgState]):
     """Federated averaging from random weights, on the supports of each test episode.
 
     Args:
-        model: backbone, and a head as wide as the widest episode.
+        model: backbone, and a head with an output for each class of an episode.
         episode: not used.
         test_rounds: number of rounds at test, R.
         inner_lr: step size of the clients.
@@ -56,7 +56,7 @@ class FRLFedAvg(FewRoundMethod[FRLFedAvgState]):
         check_rounds(self.test_rounds)
         if self.model.norm_policy == "running" and self.model.init(Key(0))[1]:
             raise ConfigError(
-                "model.norm_policy is 'running', and frl_fedavg never trains running statistics. "
+                "model.norm_policy is 'running', but frl_fedavg never trains running statistics. "
                 "Set model.norm_policy to 'group'."
             )
         _ = self.local  # which checks the rest
@@ -68,7 +68,7 @@ class FRLFedAvg(FewRoundMethod[FRLFedAvgState]):
     def round(
         self, server: FRLFedAvgState, clients: Population, key: Key
     ) -> tuple[FRLFedAvgState, Mapping[str, float]]:
-        """Return the state as it is: the method only trains at test."""
+        """Return the state unchanged, without metrics: the method trains only at test."""
         del clients, key
         return server, {}
 

@@ -8,11 +8,12 @@ Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submis
 (baseline fine-tuning via FedAvg); McMahan et al. 2017, algorithm 1.
 Symbols: theta encoder and classifier; theta_r the model of round r; n_k examples of client k.
 Departures from the paper: it does not say how the classifier is trained. Here a client uploads the
-gradient of one batch, and the server takes an SGD step of FRL's alpha on their mean, with FRL's
-decay, which is federated averaging of one local SGD step. With other optimisers the server's step
-is not the average of the clients' steps: a client's first step of Adam only depends on the
-gradient's signs. With prepare_by="clients" the clients take the steps. Where images are reassigned
-for each episode (partition "redealt"), batches come from the whole pool: IID.
+gradient of one batch, and the server takes an SGD step on the mean gradient, with FRL's step size
+alpha and its decay. This is federated averaging of one local SGD step. With other optimisers the
+server's step is not the average of the clients' steps: a client's first step of Adam depends only
+on the gradient's signs. With prepare_by="clients" the clients take the steps. If images are
+reassigned for each episode (partition "redealt"), batches come from the whole pool, so they are
+IID.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Frozen encoder, federated prototypes: the control for few-round learning.
+"""A frozen encoder with federated prototypes: the control for few-round learning.
 
 Base clients pre-train an encoder under a classifier over all base classes, by federated averaging.
 At test nothing is trained: the clients of a group upload sums of features, once, and a query is
 assigned to the class of the nearest mean.
 
-Source: ours, because the results of the distance-based methods of Park et al., Few-Round Learning
-for Federated Learning, ICLR 2021 submission, hardly depend on the number of rounds at test (compare
-Tables 3 and A.1 with Table 1). Prototypes are those of Snell et al. 2017. They are exact means,
-however the examples are spread over the clients.
+Source: this project's own baseline. It was added because the results of the distance-based methods
+of Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, hardly depend on
+the number of rounds at test (compare Tables 3 and A.1 with Table 1). Prototypes are those of Snell
+et al. 2017. They are exact means, however the examples are distributed over the clients.
 Symbols: theta encoder and classifier; n_k examples of client k.
-Departures from the paper: it has no such baseline. Pre-training is that of `frl_finetune`, to the
-bit.
+Departures from the paper: it has no such baseline. Pre-training is bit for bit that of
+`frl_finetune`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FRLFrozen(Pretrained):
     The other options are those of `Pretrained`.
 
     Args:
-        model: backbone; a head is not used.
+        model: the encoder; its head, if it has one, is not used.
     """
 
     name: ClassVar[str] = "frl_frozen"
@@ -49,7 +49,7 @@ class FRLFrozen(Pretrained):
 
     @property
     def local(self) -> FewRoundLearner:
-        """How a group's clients compute prototypes."""
+        """The learner of each client in a group, which only computes prototypes."""
         return FewRoundLearner(self.model, "proto")
 
     @property

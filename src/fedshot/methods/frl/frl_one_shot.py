@@ -10,8 +10,8 @@ by cross-validation; ensembles).
 Symbols: theta encoder and classifier; theta_r the model of round r; n_k examples of client k.
 Departures from the paper: Guha et al. train to the end and average predictions. R rounds need one
 model, so weights are averaged; `last` may average predictions in the last round. A class that no
-selected client of any round holds counts as an error. Pre-training is that of `frl_finetune`, to
-the bit.
+selected client of any round holds counts as an error. Pre-training is bit for bit that of
+`frl_finetune`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FRLOneShot(Pretrained):
             all clients of the group and its spare ones (test.group.spare). With more candidates
             than clients, each client's supports are split among several.
         keep: number of candidates selected, those with the best held-out accuracy.
-        holdout: share of a candidate's supports of each class that it holds out.
+        holdout: fraction of each class's supports that a candidate holds out.
         last: in the last round, "average" the selected models, or "ensemble" their predictions.
     """
 
@@ -80,11 +80,11 @@ class FRLOneShot(Pretrained):
         check_word("last", self.last, ("average", "ensemble"))
         if self.keep < 1 or self.candidates < 0 or 0 < self.candidates < self.keep:
             raise ConfigError(
-                f"keep is {self.keep} of candidates {self.candidates}; expected at least 1, and no "
-                "more than there are."
+                f"keep is {self.keep} and candidates is {self.candidates}; expected keep from 1, "
+                "and candidates 0 or at least keep."
             )
         if not 0 < self.holdout < 1:
-            raise ConfigError(f"holdout is {self.holdout}; expected a share between 0 and 1.")
+            raise ConfigError(f"holdout is {self.holdout}; expected a fraction between 0 and 1.")
 
     def check_group(self, group: GroupSampler) -> None:
         """Raise ConfigError if the supports of a group cannot be split evenly among candidates."""
@@ -134,9 +134,9 @@ class FRLOneShot(Pretrained):
     def fine_tune(
         self, theta: Tree, stats: Tree, eval_episode: EvalEpisode, key: Key
     ) -> tuple[list[Tree], Tensor]:
-        """Return the models that predict, and bool [slots]: the classes that selected clients hold.
+        """Return the models that predict, and a bool mask [slots] of predictable classes.
 
-        With 0 rounds all entries are true.
+        These are the classes of which a selected client has examples; with 0 rounds, all classes.
         """
         slots = self.local.slots(0)
         shares = [*shares_of(eval_episode, slots), *spare_shares(eval_episode, slots)]
@@ -163,7 +163,7 @@ class FRLOneShot(Pretrained):
 
 
 def set_aside(y: Tensor, holdout: float) -> Tensor:
-    """Return bool [n]: true for the held-out examples, floor(holdout * m) of a class with m."""
+    """Return a bool mask [n] of held-out examples: floor(holdout * m) of each class with m."""
     same = y[:, None] == y[None, :]
     rank, count = same.tril(-1).sum(1), same.sum(1)
     return rank >= count - (count * holdout).floor()
@@ -172,8 +172,9 @@ def set_aside(y: Tensor, holdout: float) -> Tensor:
 def _check_candidates(candidates: int, clients: int) -> None:
     if candidates > clients and candidates % clients:
         raise ConfigError(
-            f"candidates is {candidates}, and a test episode has {clients} clients: its supports "
-            "cannot be split evenly. Set a multiple, or test.group.spare for more clients."
+            f"candidates is {candidates}, but a test episode has {clients} clients, whose supports "
+            f"cannot be split evenly. Set candidates to a multiple of {clients}, or raise "
+            "test.group.spare to have more clients."
         )
 
 

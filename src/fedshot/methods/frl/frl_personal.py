@@ -41,7 +41,8 @@ class FRLPersonal(MetaTrained):
     """An initialisation that clients adapt separately in training, and together at test.
 
     Args:
-        model: backbone, and for variant "linear" a head as wide as the widest episode.
+        model: backbone, and for variant "linear" a head with an output for each class of an
+            episode.
         episode: shape of an episode, as in `frl`.
         classes: the base classes, as class indices of the dataset.
         redealt: whether images are reassigned to the clients for each episode.
@@ -50,9 +51,11 @@ class FRLPersonal(MetaTrained):
         inner_lr: step size of the clients, alpha.
         local_steps: passes of a client over its supports, in training and in each round at test, E.
         inner_batch: examples per step; null for all supports of a client, in one step per pass.
-        refresh: at test, recompute prototypes with theta_R; else queries are compared with P_{R-1}.
+        refresh: whether to recompute prototypes with theta_R at test; if not, queries are compared
+            with P_{R-1}.
         optimizer: the server's optimiser.
-        decay: factor of the server's step size after `decay_round` communication rounds.
+        decay: factor that multiplies the server's step size after `decay_round` communication
+            rounds.
         decay_round: communication rounds before the decay; 0 for no decay.
     """
 

@@ -1,7 +1,7 @@
 """Clients in the caller's own process: for groups of test clients, and for proxy data.
 
-A method exchanges with a `Group` as with `Clients`, and gets the same bits. There is no fleet, and
-nothing is sent.
+A method exchanges with a `Group` as with `Clients`, and gets bit-identical results. There is no
+fleet, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from fedshot.protocol.reducers import Reducer
 class Group:
     """A few clients without private states.
 
-    `bytes_down` and `bytes_up` count what an exchange with remote clients would send.
+    `bytes_down` and `bytes_up` count the bytes that exchanges with remote clients would send.
 
     Args:
-        drawn: `drawn(exchange, k)` returns what client k draws for an exchange.
+        drawn: `drawn(exchange, k)` returns the random data with which client k does its work.
         clients: number of clients.
     """
 
@@ -45,12 +45,12 @@ class Group:
 
     @classmethod
     def of_shares(cls, shares: Sequence[Tree]) -> Group:
-        """Return a group whose clients draw nothing: client k always works on `shares[k]`."""
+        """Return a group in which client k always works on `shares[k]`, without random draws."""
         return cls(lambda _, k: shares[k], len(shares))
 
     @classmethod
     def of_data(cls, data: Sequence[ClientData]) -> Group:
-        """Return a group of clients with these data, which draw as remote clients would."""
+        """Return a group of clients with these data; they draw from it as remote clients do."""
         return cls(lambda one, k: one.work.draw(data[k], one.client_key(k)), len(data))
 
     def sample(self, key: Key) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ class Group:
 
 
 class _Here:
-    """A stand-in for a fleet, with the function that `reduce_replies` calls."""
+    """A stand-in for a fleet: it has only the method that `reduce_replies` calls."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

@@ -24,7 +24,10 @@ from fedshot.protocol.method import Prediction
 def predict(
     local: FewRoundLearner, theta: Tree, prototypes: Prototypes | None, h: Tensor, way: int
 ) -> Tensor:
-    """Return logits [n, way] for the maps, or flat features, of queries."""
+    """Return the logits [n, way] of queries from h, their feature maps or flat features.
+
+    Without `prototypes` the head of theta computes them.
+    """
     if prototypes is None:
         used = torch.ones(local.model.head.way if local.model.head else 0, dtype=torch.bool)
         return local.head_logits(theta, h, used.to(h.device))[:, :way]
@@ -32,12 +35,13 @@ def predict(
 
 
 class GroupNorms:
-    """The batch-norm statistics that all clients of a group use; None if each uses its own.
+    """Computes the batch-norm statistics that all clients of a group use.
 
-    Policy "running": the statistics of training. "group": each client computes means and second
-    moments on its supports; the average, weighted by numbers of supports, only needs sums over
-    clients. For the network's first batch norm, it equals the statistics of all supports together.
-    With these two policies, predictions do not depend on which client has a query. Other policies:
+    Under policy "running", they are the running statistics of training. Under "group", each client
+    computes means and second moments on its supports; their average, weighted by numbers of
+    supports, only needs sums over clients. For the network's first batch norm, it equals the
+    statistics of all supports together. Under these two policies, predictions do not depend on
+    which client has a query. Under others, each client uses its own statistics, and the result is
     None.
     """
 
@@ -80,11 +84,11 @@ def _moments(stats: Tree, sign: int) -> Tree:
 def query_maps(
     local: FewRoundLearner, theta: Tree, norms: GroupNorms, shares: Sequence[EpisodeShare]
 ) -> list[Tensor]:
-    """Return the network's output for every client's queries, by the model's batch-norm policy.
+    """Return the network's output for each client's queries: one tensor per client.
 
-    "group": the statistics of `GroupNorms` for all clients; "support": the statistics of the
-    client's own supports; "running": those of training; "transductive": all clients' queries are
-    one batch.
+    The model's batch-norm policy decides the statistics. "group": those of `GroupNorms` for all
+    clients; "support": those of the client's own supports; "running": those of training;
+    "transductive": all clients' queries are one batch.
     """
     if local.model.norm_policy == "transductive":
         both = torch.cat([share.query_x for share in shares])
@@ -109,10 +113,10 @@ def predict_by_group(
     clients: Clients,
     key: Key,
 ) -> list[Prediction]:
-    """Train one model in the group of each test episode, on the supports, and predict with it.
+    """Train one model for each test episode, on the supports of its group, and predict with it.
 
     Args:
-        local: how a client learns.
+        local: the learner of each client.
         stats: running statistics of batch norm.
         learn: `learn(group, eval_episode, key, norms)` returns the result of the group's rounds.
         eval_episodes: the episodes; an episode without a group is treated as that of one client.
@@ -139,7 +143,7 @@ def in_group(
     clients: Clients,
     key: Key,
 ) -> list[Prediction]:
-    """Predict each test episode by `answer(eval_episode, key)`, with a different key each.
+    """Predict each test episode by `answer(eval_episode, key)`, with a key of its own.
 
     The logits of a group that diverges are NaN, which the test counts as wrong.
     """

@@ -48,18 +48,21 @@ class Prototypes(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What a client learned from its supports in a round."""
+    """The result of a client's local steps on its supports in one round."""
 
     theta: Tree
     sums: Tensor  # [numbers, d]: sums that prototypes are made of; [0, 0] under "linear"
     counts: Tensor  # [numbers], in the model's dtype: their divisors
-    loss: Tensor
-    accuracy: Tensor
+    loss: Tensor  # at the first step, in nats
+    accuracy: Tensor  # at the first step, in [0, 1]
 
 
 @dataclass(frozen=True)
 class FewRoundLearner:
-    """How a client learns, and what it uploads for prototypes. The fields are options of `frl`."""
+    """A client's losses and local steps, and the sums that it uploads for prototypes.
+
+    The fields are options of `frl`.
+    """
 
     model: Model
     variant: Variant = "proto"
@@ -76,7 +79,7 @@ class FewRoundLearner:
         check_body(self.model, "few-round learning")
         if self.variant == "linear" and self.model.head is None:
             raise ConfigError(
-                "variant is 'linear', and there is no head; set model.head to linear."
+                "variant is 'linear', but the model has no head; set model.head to linear."
             )
         check_word("variant", self.variant, ("linear", "proto", "gpal"))
         check_word("loss", self.loss, ("softmax", "literal"))
@@ -111,7 +114,7 @@ class FewRoundLearner:
         return self.model.head.way if self.linear and self.model.head is not None else way
 
     def maps(self, theta: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-        """Return (maps, stats) of a pass of x.
+        """Return the feature maps of a batch x, and the running statistics after the pass.
 
         The maps g are [n, d, positions], or under "linear" flat features [n, features].
         """
@@ -127,7 +130,7 @@ class FewRoundLearner:
         return mask_logits(-squared_distances(f, prototypes.means), prototypes.held)
 
     def head_logits(self, theta: Tree, h: Tensor, used: Tensor) -> Tensor:
-        """Return the head's logits for flat features; labels that are not in use are masked."""
+        """Return the head's logits [n, width] for flat features h; unused labels are masked."""
         return mask_logits(self.model.logits(theta, h), used)
 
     def prototypes_of(self, f: Tensor, y: Tensor, numbers: int) -> tuple[Prototypes, Tensor]:
@@ -155,11 +158,11 @@ class FewRoundLearner:
         return Prototypes(sums / divisor[:, None], counts > 0), divisor
 
     def local_loss(self, f: Tensor, y: Tensor, prototypes: Prototypes) -> Tensor:
-        """Return eq. (2), a scalar, of features f [n, d] with labels y [n]."""
+        """Return the loss of eq. (2), a scalar, for features f [n, d] with labels y [n]."""
         return masked_cross_entropy(self.logits(f, prototypes), y, prototypes.held, self.loss)
 
     def aux_loss(self, g: Tensor, y: Tensor, prototypes: Prototypes) -> Tensor:
-        """Return eq. (3), a scalar, for feature maps g [n, d, positions] with labels y [n].
+        """Return the loss of eq. (3), a scalar, for maps g [n, d, positions] with labels y [n].
 
         It compares each position, or the mean over positions if `positions` is "pooled", with the
         global `prototypes` [numbers, d].
@@ -174,7 +177,7 @@ class FewRoundLearner:
     def support_loss(
         self, g: Tensor, y: Tensor, numbers: int, prototypes: Prototypes | None
     ) -> tuple[Tensor, Tensor, Prototypes, Tensor]:
-        """Return (F of eq. (4), accuracy, own prototypes, counts) of supports.
+        """Return (F of eq. (4), accuracy, own prototypes, their counts [numbers]) of supports.
 
         Only F may be differentiated: whether the client's own prototypes have a graph depends on
         whether the C kernel computes them.
@@ -200,7 +203,10 @@ class FewRoundLearner:
         return loss, accuracy(self.logits(f, own).detach(), y), own, counts
 
     def query_loss(self, g: Tensor, y: Tensor, prototypes: Prototypes) -> tuple[Tensor, Tensor]:
-        """Return (loss, accuracy) of queries under prototypes; maps g [n, d, positions], y [n]."""
+        """Return (loss, accuracy) of queries compared with prototypes, as scalars.
+
+        `g` are the queries' maps [n, d, positions], and `y` their labels [n].
+        """
         if self.loss == "softmax" and losses_fused.fits(g):
             return losses_fused.query_loss(g, y, *prototypes)
         logits = self.logits(self.features(g), prototypes)
@@ -208,12 +214,12 @@ class FewRoundLearner:
         return loss, accuracy(logits.detach(), y)
 
     def head_loss(self, theta: Tree, h: Tensor, y: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (loss, accuracy) of a head on flat features h [n, features], labels y [n]."""
+        """Return (loss, accuracy) of the head for flat features h [n, features], labels y [n]."""
         logits = self.head_logits(theta, h, used)
         return cross_entropy(logits, y), accuracy(logits.detach(), y)
 
     def own_prototypes(self, theta: Tree, share: EpisodeShare, mode: Mode) -> Prototypes:
-        """Return the prototypes of a client's supports under theta, differentiably."""
+        """Return the prototypes of a client's supports under theta, differentiable by theta."""
         g, _ = self.maps(theta, {}, share.support_x, mode)
         return self.prototypes_of(self.features(g), share.support_y, len(share.open))[0]
 
@@ -276,7 +282,7 @@ class FewRoundLearner:
     def prototype_sums(
         self, theta: Tree, share: EpisodeShare, stats: Tree | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the (sums [numbers, d], counts [numbers]) of a client's supports under theta.
+        """Return the `summands` of a client's supports under theta, for the global prototypes.
 
         Batch norm uses the statistics of these supports, or `stats` if not None.
         """
@@ -287,14 +293,14 @@ class FewRoundLearner:
 
 
 def learning_mode(share: EpisodeShare) -> Mode:
-    """Return the mode in which supports and queries pass the network in training."""
+    """Return the mode of forward passes in training, with dropout if the share has a seed."""
     if isinstance(share.seed, Tensor):
         return Mode(True, "batch", seed=share.seed)
     return Mode(norm="batch")
 
 
 def fresh_head(model: Model, theta: Tree, key: Key) -> Tree:
-    """Draw a head for an episode, on the device of theta."""
+    """Return a random head for an episode, on the device of theta."""
     assert model.head is not None
     head = model.head.init(key.at("head"), model.out_features, model.torch_dtype)
     return tree.to(head, tree.leaves(theta)[0].device)

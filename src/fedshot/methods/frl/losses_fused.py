@@ -1,8 +1,8 @@
 """The losses of few-round learning as C kernels.
 
-In torch they are some eighty operations on a few numbers, forward and backward: a sixth of a
-client's round with 30 images. `fedshot.methods.frl.local_steps` has the equations, and the torch
-operations for cases that have no kernel.
+In torch, forward and backward pass take some eighty operations on a few numbers: a sixth of the
+time of a client's round with 30 images. `fedshot.methods.frl.local_steps` has the equations, and
+the torch operations for cases that have no kernel.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _checked(g: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int, int, int]:
     if g.dim() != 3 or not g.numel() or not labels:
         raise ValueError(
             f"maps {list(g.shape)} with labels {y.dtype} {list(y.shape)} on {y.device}; expected "
-            "some maps [n, d, positions], and an int64 label for each, on the CPU."
+            "one or more maps [n, d, positions], and an int64 label for each, on the CPU."
         )
     return g.contiguous(), y.contiguous(), *g.shape
 
@@ -161,6 +161,6 @@ def _check_once() -> None:
     """Raise RuntimeError under create_graph=True, where the gradient would be a constant."""
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "a loss of few-round learning is differentiated twice, by create_graph=True; take the "
-            "first gradient by value_and_grad(..., differentiable=True)."
+            "this kernel of few-round learning has no second derivative, so create_graph=True is "
+            "not possible; take the gradient with value_and_grad(..., differentiable=True)."
         )

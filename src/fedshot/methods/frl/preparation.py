@@ -1,8 +1,9 @@
 """Pre-training of the methods that fine-tune for a few rounds: a classifier of all base classes.
 
 Clients train an encoder under one classifier over all base classes on batches of their own, by
-federated averaging. Park et al. 2021 (few-round learning), section 4, only give its number
-of communication rounds; the server's step is that of FRL, so that neither method has an advantage.
+federated averaging. Of this pre-training, Park et al. 2021 (few-round learning), section 4, give
+only the number of communication rounds. The server's step is that of FRL, so that neither method
+has an advantage.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ StepBy = Literal["server", "clients"]
 
 
 class Prepared(NamedTuple):
-    """State of the server in pre-training."""
+    """The server's state in pre-training."""
 
     theta: Tree  # {"body", "classifier"}; tests replace the classifier
     stats: Tree  # running statistics of batch norm
@@ -48,12 +49,12 @@ class Prepared(NamedTuple):
 class Pretrained(FewRoundMethod[Prepared]):
     """A method that pre-trains a classifier; a group fine-tunes its encoder under a fresh head.
 
-    The encoder trains with batch statistics and keeps the running ones, whatever the test uses.
-    This class is not a dataclass: each subclass declares the fields below that it has, in its own
-    order.
+    The encoder trains with batch statistics and also updates running statistics, whichever the test
+    uses. This class is not a dataclass: each subclass declares the fields below that it has, in its
+    own order.
 
     Args:
-        model: backbone, and a head as wide as the widest test episode.
+        model: backbone, and a head with an output for each class of a test episode.
         episode: its `augment` is used for the batches of pre-training.
         classes: the base classes, as class indices of the dataset.
         test_rounds: number of rounds at test, R.
@@ -65,7 +66,8 @@ class Pretrained(FewRoundMethod[Prepared]):
         prepare_steps: steps of a local update in pre-training; must be 1 if the server takes them.
         batch: examples per step of pre-training.
         optimizer: the optimiser of pre-training.
-        decay: factor of the step size in pre-training after `decay_round` communication rounds.
+        decay: factor that multiplies the step size of pre-training after `decay_round`
+            communication rounds.
         decay_round: communication rounds before the decay; 0 for no decay.
     """
 
@@ -83,8 +85,8 @@ class Pretrained(FewRoundMethod[Prepared]):
         check_decay(self.decay, self.decay_round)
         if self.prepare_by == "server" and self.prepare_steps > 1:
             raise ConfigError(
-                f"prepare_steps is {self.prepare_steps} with prepare_by 'server', which takes one "
-                "step per round. Set prepare_steps to 1 and raise batch, or prepare_by to "
+                f"prepare_steps is {self.prepare_steps}, but with prepare_by 'server' there is one "
+                "step per round. Set prepare_steps to 1 and raise batch, or set prepare_by to "
                 "'clients'."
             )
         check_rounds(self.rounds_at_test)
@@ -122,7 +124,7 @@ class Pretrained(FewRoundMethod[Prepared]):
 
     @client_work(draw="draw")
     def prepare(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Upload the gradient of the cross-entropy, or the change by local steps that reduce it."""
+        """Upload the gradient of the cross-entropy, or the change of theta by local steps on it."""
         episode_loss = self.classifier.episode_loss
         if self.prepare_by == "clients":
             return local_reply(episode_loss, self.optimizer, down, private, drawn)
@@ -134,9 +136,10 @@ class Pretrained(FewRoundMethod[Prepared]):
     def round(
         self, server: Prepared, clients: Clients, key: Key
     ) -> tuple[Prepared, Mapping[str, float]]:
-        """Take a step of pre-training.
+        """Run one round of pre-training.
 
-        By the server: a step of the optimiser along sum_k n_k g_k / sum_k n_k; by clients:
+        With prepare_by "server", the server takes an optimiser step on the mean gradient
+        sum_k n_k g_k / sum_k n_k. With "clients", it averages the clients' changes:
         theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k.
         """
         parts, outer = {"theta": server.theta, "stats": server.stats}, server.outer

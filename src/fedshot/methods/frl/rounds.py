@@ -27,7 +27,7 @@ Norms: TypeAlias = Callable[[Tree], Tree | None]
 
 
 class Round(NamedTuple):
-    """What a round started from, and how the server combined its replies."""
+    """The data of a round for its backward pass: the message, and how replies were combined."""
 
     theta: Tree
     prototypes: Prototypes | None
@@ -37,7 +37,7 @@ class Round(NamedTuple):
 
 
 class Adapted(NamedTuple):
-    """Result of the rounds: theta_R, the global prototypes, and the rounds themselves."""
+    """The result of R rounds: theta_R, the global prototypes, and a record of the rounds."""
 
     theta: Tree
     prototypes: Prototypes | None
@@ -49,9 +49,9 @@ class Adapted(NamedTuple):
 def update_reply(
     local: FewRoundLearner, down: Tree, private: Tree, share: EpisodeShare, *, equal: bool = False
 ) -> Reply:
-    """Reply with the change of theta by the local steps; with `equal`, all clients weigh the same.
+    """Take the local steps and return the reply: the change of theta, and sums for prototypes.
 
-    Algorithm 1, lines 12 to 16.
+    Algorithm 1, lines 12 to 16. The reply's weight is the number of supports, or 1 if `equal`.
     """
     learned = local.learn(down["theta"], share, down.get("prototypes"))
     up: dict[str, Tree] = {"theta": tree.sub(learned.theta, tree.detach(down["theta"]))}
@@ -64,14 +64,14 @@ def update_reply(
 def prototype_reply(
     local: FewRoundLearner, down: Tree, private: Tree, share: EpisodeShare
 ) -> Reply:
-    """Reply with the feature sums that make prototypes, under the model in the message."""
+    """Return the reply with the sums for prototypes, computed with the model in the message."""
     with torch.no_grad():
         sums, counts = local.prototype_sums(down["theta"], share, down.get("stats"))
     return Reply({"sums": sums, "counts": counts}, private, len(share.support_y))
 
 
 def message(theta: Tree, prototypes: Prototypes | None, **parts: Tree) -> Tree:
-    """Return the message of a round."""
+    """Return the message that the server sends in a round; `parts` are added to it."""
     return {
         "theta": theta, **({} if prototypes is None else {"prototypes": prototypes}), **parts
     }  # fmt: skip

@@ -18,7 +18,7 @@ def check_rounds(*rounds: int | None) -> None:
 
 
 def check_decay(decay: float, decay_round: int) -> None:
-    """Raise ConfigError for an impossible factor or round of the decay."""
+    """Raise ConfigError unless the decay is a factor in (0, 1] after a round from 0."""
     if not 0 < decay <= 1 or decay_round < 0:
         raise ConfigError(
             f"decay is {decay} after round {decay_round}; expected a factor in (0, 1] and a round "
@@ -27,7 +27,7 @@ def check_decay(decay: float, decay_round: int) -> None:
 
 
 def decay_factor(decay: float, decay_round: int, exchanges: Tensor) -> float:
-    """Return the factor of the step size after `exchanges` communication rounds."""
+    """Return the factor that multiplies the step size after `exchanges` communication rounds."""
     return decay if decay_round and int(exchanges) >= decay_round else 1.0
 
 

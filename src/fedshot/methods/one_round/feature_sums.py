@@ -1,11 +1,13 @@
-"""What one-round methods share: sums over features that each client uploads once.
+"""The base class of the one-round methods: each client uploads sums over its features once.
 
 With a fixed encoder, closed-form classifiers depend on the training data only through sums over
-examples. Sums merge exactly, so the federated classifier equals that of the pooled data, however
-the examples are spread over the clients, and the server never needs the sums of a single client.
+examples. The sum over all clients is exact, so the federated classifier equals that of the pooled
+data, however the examples are distributed over the clients. The server never needs the sums of a
+single client.
 
 A client's examples are counted once: after an accepted upload its private state says so, and later
-uploads are zero. If a cohort is sampled, the sums become complete over several rounds.
+uploads are zero. If only some clients take part in a round, the sums are complete after several
+rounds.
 """
 
 from __future__ import annotations
@@ -62,7 +64,10 @@ class OneRoundState(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """Support features of an episode, in float64, and the sums of training features."""
+    """The labelled features to classify with: an episode's support features and training sums.
+
+    Features are in float64.
+    """
 
     h: Tensor  # [n, d]
     y: Tensor  # int64 [n], 0..way-1
@@ -76,7 +81,10 @@ class Labelled(NamedTuple):
         return (self.base >= 0) & (self.total.counts[self.base.clamp_min(0)] > 0)
 
     def sums(self) -> tuple[Tensor, Tensor]:
-        """Return (sums [way, d], counts [way]): of training, or of the support for a new class."""
+        """Return the feature sums [way, d] and the numbers of examples [way] of the classes.
+
+        They are those of the training examples, or of the support set for a new class.
+        """
         member = members(self.y, len(self.classes)).to(self.h.dtype)
         at, known = self.base.clamp_min(0), self.known
         sums = torch.where(known[:, None], self.total.sums[at], member @ self.h)
@@ -84,7 +92,7 @@ class Labelled(NamedTuple):
         return sums, counts
 
     def new(self) -> Tensor:
-        """Return the support features of new classes, [m, d]."""
+        """Return the support features [m, d] of classes without training examples."""
         return self.h[~self.known[self.y]]
 
     def means(self) -> Tensor:
@@ -101,11 +109,11 @@ class OneRoundMethod(Method[OneRoundState]):
     support set of its episode. A class without any example is never predicted.
 
     Args:
-        model: backbone, which keeps its initial weights; a head is not used.
+        model: the encoder, which keeps its initial weights; its head, if it has one, is not used.
         episode: not used.
         classes: the base classes, as class indices of the dataset.
-        normalize: whether features are scaled to length 1 before they are summed. If not, a client
-            whose sums exceed 2^26 is refused.
+        normalize: whether features are scaled to length 1 before they are summed. If not, the
+            server rejects a client's sums beyond 2^26.
     """
 
     trains_on_episodes: ClassVar[bool] = False
@@ -117,13 +125,13 @@ class OneRoundMethod(Method[OneRoundState]):
     def __post_init__(self) -> None:
         if self.episode.augment.active:
             raise ConfigError(
-                f"episode.augment is set, and {self.name} sums the features of the examples as "
-                "they are. Remove it."
+                f"episode.augment is set, but {self.name} does not augment the examples whose "
+                "features it sums. Remove it."
             )
         if len(self.model.backbone.norm_policies) > 1 and self.model.norm_policy != "running":
             raise ConfigError(
-                f"model.norm_policy is {self.model.norm_policy!r}, with which features depend on "
-                f"other examples; {self.name} needs 'running'."
+                f"model.norm_policy is {self.model.norm_policy!r}, so the features of an example "
+                f"depend on other examples; {self.name} needs 'running'."
             )
 
     @property
@@ -131,16 +139,17 @@ class OneRoundMethod(Method[OneRoundState]):
         """What the method can do and what it needs."""
         warnings = super().traits.warnings
         if getattr(self.model.backbone, "hidden", None) != ():
-            text = f"{self.name} trains nothing: the backbone keeps its random initial weights"
-            warnings += (f"{text}. For given features, set model.backbone to mlp with hidden [].",)
+            text = f"{self.name} does not train: the backbone keeps its random initial weights"
+            hint = "If the data are features already, set model.backbone to mlp with hidden []"
+            warnings += (f"{text}. {hint}.",)
         return replace(super().traits, adds_examples=True, warnings=warnings)
 
     @abstractmethod
     def classifier(self, total: FeatureSums) -> Callable[[Labelled, Tensor], Tensor]:
-        """Return the function from (labelled examples, queries [n, d]) to logits [n, way]."""
+        """Return a function that maps (labelled features, queries [n, d]) to logits [n, way]."""
 
     def init(self, key: Key) -> OneRoundState:
-        """Return an encoder, and sums of no examples."""
+        """Return a random encoder, and sums that are zero."""
         params, stats = self.model.init(key)
         n, d = len(self.classes), self.model.out_features
         size = d * (d + 1) // 2 if self.needs_products else 0
@@ -176,7 +185,7 @@ class OneRoundMethod(Method[OneRoundState]):
         return Reply(up, {**private, "uploads": private["uploads"] + 1}, len(h))
 
     def _features(self, params: Tree, stats: Tree, x: Tensor) -> Tensor:
-        """Return the features of examples in float64."""
+        """Return the features [n, d] of examples x in float64, scaled if `normalize` is set."""
         h, _ = self.model.features(params, stats, x, Mode(norm="given" if stats else "batch"))
         return self._scaled(h)
 
@@ -187,7 +196,7 @@ class OneRoundMethod(Method[OneRoundState]):
     def round(
         self, server: OneRoundState, clients: Clients, key: Key
     ) -> tuple[OneRoundState, Mapping[str, float]]:
-        """Add the sums of the cohort's clients that have not been counted."""
+        """Run one round: add the sums of the sampled clients that have not been counted yet."""
         total, limit = server.total, OF_FEATURES if self.normalize else OF_EXAMPLES
         parts = {"counts": total.counts, "sums": total.sums}
         if self.needs_products:
@@ -209,7 +218,7 @@ class OneRoundMethod(Method[OneRoundState]):
         eval_episodes: Sequence[EvalEpisode],
         key: Key,
     ) -> list[Prediction]:
-        """Predict every episode at the server."""
+        """Predict every episode with the closed-form classifier, at the server."""
         del key
         logits_of = self.classifier(server.total)
         known = torch.tensor(sorted(self.classes), device=server.total.counts.device)

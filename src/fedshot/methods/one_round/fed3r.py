@@ -4,8 +4,8 @@ Source: Fani et al. 2024, Accelerating Heterogeneous Federated Learning with Clo
 Classifiers (ICML): the weights of all classes are W = (A + lambda I)^-1 B, with A the sum of h h^T
 and column c of B the sum of h over class c, both added up over the clients.
 Symbols: A, B as above; lambda `ridge_lambda`; X the support features of new classes.
-Departures from the paper: the recursion over new clients is the plain sum; random features,
-fine-tuning, and what the authors' code can add (an intercept, columns of W scaled to length 1) are
+Departures from the paper: a plain sum replaces the recursion over new clients; random features,
+fine-tuning, and options of the authors' code (an intercept, columns of W scaled to length 1) are
 left out. Each new class adds its support features to A and a column to B, as
 recursive ridge regression adds classes; base examples are then negative examples of new classes.
 """
@@ -25,7 +25,7 @@ from fedshot.methods.one_round.feature_sums import FeatureSums, Labelled, OneRou
 
 @dataclass(frozen=True)
 class FED3R(OneRoundMethod):
-    """Ridge regression on one-hot classes, from sums in one round.
+    """Ridge regression on one-hot labels, from sums in one round.
 
     Args:
         ridge_lambda: lambda, the weight of the ridge penalty.
@@ -43,7 +43,7 @@ class FED3R(OneRoundMethod):
             )
 
     def classifier(self, total: FeatureSums) -> Callable[[Labelled, Tensor], Tensor]:
-        """Return the function that computes h^T (A + X^T X + lambda I)^-1 B."""
+        """Return the function that computes the logits h^T (A + X^T X + lambda I)^-1 B."""
         d = total.sums.shape[1]
         identity = torch.eye(d, dtype=total.sums.dtype, device=total.sums.device)
         a = total.moment() + self.ridge_lambda * identity

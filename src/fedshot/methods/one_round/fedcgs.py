@@ -2,11 +2,11 @@
 
 Source: Guan et al. 2025, Capture Global Feature Statistics for One-Shot Federated Learning (AAAI):
 clients upload the sums of their features by class and the sums of products of features. From these
-the server has the class means and the shared covariance, and so the Gaussian classifier, which is
-the linear discriminant of the pooled data. The shrinkage is Chen et al. 2010, Shrinkage Algorithms
-for MMSE Covariance Estimation (OAS).
-Symbols: n_c, mu_c number and mean of class c; Sigma = sum_c sum_(h of c) (h - mu_c)(h - mu_c)^T / n
-the covariance within classes.
+the server computes the class means and the shared covariance. They define a Gaussian classifier,
+the linear discriminant of the pooled data. The shrinkage is that of Chen et al. 2010, Shrinkage
+Algorithms for MMSE Covariance Estimation (OAS).
+Symbols: n_c the number of examples of class c and mu_c their mean; the covariance within classes is
+Sigma = sum_c sum_(h of c) (h - mu_c)(h - mu_c)^T / n.
 Departures from the paper: Sigma is the covariance within classes, where the authors' code takes
 that of all features; all classes are equally likely; features are scaled to length 1 by default.
 Sigma is shrunk towards a multiple of the identity, because with fewer examples than features it has
@@ -25,7 +25,7 @@ from torch import Tensor
 from fedshot.core.errors import ConfigError
 from fedshot.methods.one_round.feature_sums import FeatureSums, Labelled, OneRoundMethod
 
-_ROUNDING = 1e-8  # share of the squared features below which a covariance is rounding
+_ROUNDING = 1e-8  # fraction of the squared features below which a covariance is rounding error
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class FedCGS(OneRoundMethod):
             )
 
     def classifier(self, total: FeatureSums) -> Callable[[Labelled, Tensor], Tensor]:
-        """Return the function that computes h^T Sigma^-1 mu_c - mu_c^T Sigma^-1 mu_c / 2.
+        """Return the function of the logits h^T Sigma^-1 mu_c - mu_c^T Sigma^-1 mu_c / 2.
 
         The largest logit of a query is subtracted from all of its logits.
         """
@@ -83,9 +83,10 @@ class FedCGS(OneRoundMethod):
 
 
 def _oas(sigma: Tensor, n: int) -> float:
-    """Return the oracle-approximating shrinkage of a covariance [d, d] of n examples, in [0, 1].
+    """Return the oracle-approximating shrinkage (OAS) for a covariance [d, d] of n examples.
 
-    As in scikit-learn, terms of Chen et al. that vanish for large d are left out.
+    It lies in [0, 1]. As in scikit-learn, the terms of Chen et al. that vanish for large d are left
+    out.
     """
     d = len(sigma)
     squares = float(sigma.square().sum()) / d**2  # tr(Sigma^2) / d^2

@@ -4,9 +4,9 @@ Source: Legate et al. 2023, Guiding the Last Layer in Federated Learning with Pr
 (NeurIPS): each client uploads the sums and counts of its classes, and the server divides them.
 Centring, and features of length 1, are those of Wang et al. 2019, SimpleShot (CL2N).
 Symbols: mu_c the mean of class c, mu the mean of all training examples.
-Departures from the papers: FedNCM continues with training of the whole model, which is left out.
+Departures from the papers: FedNCM's second stage, training of the whole model, is left out.
 SimpleShot centres before it scales to length 1; here features are scaled first, so that one round
-suffices. A new class has the mean of its support set.
+suffices. The mean of a new class is that of its support set.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from fedshot.nn.prototypes import cosine_logits
 
 @dataclass(frozen=True)
 class FedNCM(OneRoundMethod):
-    """Nearest class mean by the cosine, from class sums in one round.
+    """Nearest class mean by cosine similarity, from class sums in one round.
 
     Args:
-        center: whether the mean of all training features is subtracted from means and queries.
+        center: whether to subtract the mean of all training features from means and queries.
     """
 
     name: ClassVar[str] = "fedncm"
@@ -35,7 +35,7 @@ class FedNCM(OneRoundMethod):
     center: bool = True
 
     def classifier(self, total: FeatureSums) -> Callable[[Labelled, Tensor], Tensor]:
-        """Return the function that computes cos(h - mu, mu_c - mu)."""
+        """Return the function that computes the logits cos(h - mu, mu_c - mu)."""
         center = total.sums.sum(0) / total.counts.sum().clamp_min(1)
         if not self.center:
             center = center.new_zeros(())

@@ -1,7 +1,8 @@
 """The affinity matrix, by which the server chooses the models that it sends to a client.
 
-Q [clients, clients] sums what client i gained from the models of client j. Its diagonal is minus
-infinity, so that no client gets its own model. Zhang et al. 2021 (FedFomo) call it P.
+Entry Q_ij of the matrix Q [clients, clients] sums the gains of client i from models of client j.
+The diagonal is minus infinity, so that no client gets its own model. Zhang et al. 2021 (FedFomo)
+call the matrix P.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fedshot.core.tree import Tree
 
 
 def first_affinity(clients: int) -> Tensor:
-    """Return float64 [clients, clients]: 0, and minus infinity on the diagonal."""
+    """Return the initial matrix, float64 [clients, clients]: 0, but minus infinity at Q_ii."""
     q = torch.zeros(clients, clients, dtype=torch.float64)
     return q.fill_diagonal_(-torch.inf)
 
@@ -34,9 +35,9 @@ def top_m_by_affinity(
         q: the affinity matrix.
         i: the client that receives the models.
         ids: the clients that take part.
-        m: number of models; all others if there are fewer.
-        rng: random numbers for the ties, the exploration and the order.
-        explore: probability, for each of the m models, that it is chosen at random instead.
+        m: number of models to choose; if fewer other clients take part, all of them are returned.
+        rng: source of random numbers for the ties, the exploration and the order.
+        explore: probability that a model is chosen at random instead, for each of the m models.
     """
     others = rng.permutation(np.array([j for j in ids if j != i], dtype=np.int64))
     # A stable sort leaves ties in their random order.
@@ -48,11 +49,11 @@ def top_m_by_affinity(
 
 
 def check_others(m: int, clients: int) -> None:
-    """Raise ConfigError unless every client has m other clients."""
+    """Raise ConfigError unless there are m clients besides each client."""
     if not 0 <= m < clients:
         raise ConfigError(
-            f"m is {m}; of {clients} clients a client has {clients - 1} others. Lower m, or have "
-            "more clients."
+            f"m is {m}; expected 0 to {clients - 1}, the number of other clients for each of the "
+            f"{clients} clients. Lower m, or use more clients."
         )
 
 

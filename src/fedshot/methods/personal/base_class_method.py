@@ -1,4 +1,4 @@
-"""What the personal methods share: passes over all samples, and one classifier of base classes."""
+"""Base classes of the personal methods: training on all samples, and one shared class numbering."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,8 +31,8 @@ class OwnClassesMethod(Method[S]):
     """A method whose clients train on all their samples and are tested on their own classes.
 
     Args:
-        model: backbone; a head is not used.
-        episode: only its `augment` is used: a client trains on all its samples.
+        model: the encoder; its head, if it has one, is not used.
+        episode: only its `augment` is used, because a client trains on all its samples.
         classes: the base classes, as class indices of the dataset.
         local_steps: passes over a client's samples in a local update.
         batch: samples per step; null for all samples of a client, in one step per pass.
@@ -50,7 +50,7 @@ class OwnClassesMethod(Method[S]):
         check_batches(self.local_steps, 1 if self.batch is None else self.batch)
 
     def passes(self, data: ClientData, n: int, key: Key) -> Batches:
-        """Draw n passes over a client's samples."""
+        """Draw n passes over a client's samples, each split into batches of `batch` samples."""
         return draw_passes(data, self.classes, n, self.batch, self.episode.augment, key)
 
     def all_samples(self, data: ClientData) -> Batch:
@@ -64,7 +64,10 @@ class OwnClassesMethod(Method[S]):
 
 
 class AmongBaseClasses(OwnClassesMethod[S]):
-    """A method with one classifier over the base classes; by default its state is `ModelState`."""
+    """A method whose models have a classifier over all base classes.
+
+    By default the server's state is a `ModelState`.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,14 +90,14 @@ class AmongBaseClasses(OwnClassesMethod[S]):
     def proximal_loss(
         self, weight: float, anchor: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor
     ) -> EpisodeLoss:
-        """Return F_k(theta) + (weight / 2) ||theta - anchor||^2, F_k the cross-entropy."""
+        """Return F_k(theta) + (weight / 2) ||theta - anchor||^2, where F_k is the cross-entropy."""
         plain = self.learner.episode_loss(theta, stats, batch, seed)
         distance = proximal(theta, anchor)
         loss = plain.loss + weight * distance
         return plain._replace(loss=loss, extra={"proximal": distance})
 
     def logits(self, theta: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
-        """Return the classifier's logits for the classes of an episode."""
+        """Return the classifier's logits [queries, way] for the classes of an episode."""
         return self.learner.logits_among(theta, stats, eval_episode, self.classes)
 
     def evaluate(

@@ -1,4 +1,4 @@
-"""Ditto: a global model as in FedAvg, and near it a personal model at each client.
+"""Ditto: a global model as in FedAvg, and at each client a personal model that stays near it.
 
 Source: Li et al. 2021, Ditto: Fair and Robust Federated Learning Through Personalization,
 algorithm 1: client k takes part in G, the global training, and takes steps v_k <- v_k - eta
@@ -7,8 +7,8 @@ h_k(v_k; w^t) = F_k(v_k) + (lambda/2) ||v_k - w^t||^2, the paper's equation of D
 Symbols: w^t the server's model at the start of the round; v_k personal models; lambda is
 `lambda_prox`.
 Departures from the paper: G is FedAvg weighted by examples; v_k starts as the server's model at
-the client's first local update. The distance is over the weights; running statistics are the
-server's for both models. At test the prediction is one of the episode's classes.
+the client's first local update. The distance covers the weights only; both models use the server's
+running statistics. At test, predictions are limited to the episode's classes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Ditto(PersonalModels[ModelState]):
     """A personal model at each client, near the global model that all clients train.
 
     Args:
-        lambda_prox: weight of a personal model's distance to the global one; 0 for local training.
+        lambda_prox: weight of the distance from a personal model to the global one; with 0, the
+            personal models are trained locally only.
         personal_steps: passes over a client's samples for the personal model.
         optimizer: the clients' optimiser for both models.
     """

@@ -4,8 +4,8 @@ Source: McMahan et al. 2017, Communication-Efficient Learning of Deep Networks f
 Data, algorithm 1: w_k <- w_k - eta grad F_k(w_k) for the local epochs, w <- sum_k n_k w_k / n.
 Symbols: w encoder and classifier; n_k the examples of client k.
 Departures from the paper: by default a local epoch is one step on all examples of the client, since
-there are few; clients upload w_k - w, which averages to the same. At test the prediction is one of
-the episode's classes: a client knows which classes it has.
+there are few; clients upload w_k - w, which averages to the same. At test, predictions are limited
+to the episode's classes, because a client knows which classes it has.
 """
 
 from __future__ import annotations

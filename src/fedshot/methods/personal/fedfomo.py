@@ -1,17 +1,17 @@
-"""FedFomo: every client moves towards those models of others that have a lower validation loss.
+"""FedFomo: each client moves towards other clients' models that lower its validation loss.
 
 Source: Zhang et al. 2021, Personalized Federated Learning with First Order Model Optimization:
 w_n = (L_i(theta_i) - L_i(theta_n)) / ||theta_n - theta_i||, its positive part normalised
 to a sum of 1, and theta_i <- theta_i + sum_n w_n (theta_n - theta_i); then local
-training. The server sends each client M models, those of the highest P_in, and adds w to P.
+training. The server sends each client the M models with the highest P_in, and adds w to P.
 Symbols: theta_i the model that client i started its last local update from; theta_n the M models
 and the result of that local update; L_i the loss on its validation samples, a share of its samples
 that it never trains on; P the affinity matrix.
 Departures from the authors' code: w is added to P as it is, negative values included; the code
 divides it by the absolute value of its sum. The diagonal of P is minus infinity, so that the M
 models never include the client's own. A client without validation samples continues from the model
-that it trained. The server sends a client its own model back, as in `pfedfsl`. The prediction is
-one of the episode's classes.
+that it trained. The server sends a client its own model back, as in `pfedfsl`. Predictions are
+limited to the episode's classes.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class FedFomo(BankedModels[FedFomoState]):
     Args:
         clients: number of clients.
         m: number of other clients' models that a client receives, M.
-        validation_share: share of a client's samples of each class for validation: the first ones
-            in the order of the data, and at least one if the class has two or more. Batch norm
-            treats them like the queries of a test: by default it uses the statistics of the
-            training samples.
+        validation_share: fraction of each class's samples that a client uses for validation: the
+            first ones in the order of the data, and at least one if the class has two or more.
+            Batch norm treats them like the queries of a test: by default it uses the statistics
+            of the training samples.
         distance: distance between two models, "l2" as in the paper, or "l1".
-        epsilon: probability in round 1 that a model for a client is chosen at random.
-        epsilon_decay: decrease of epsilon in each round.
+        epsilon: probability in round 1 that a model sent to a client is chosen at random.
+        epsilon_decay: amount by which epsilon decreases in each round.
     """
 
     name: ClassVar[str] = "fedfomo"
@@ -100,14 +100,14 @@ class FedFomo(BankedModels[FedFomoState]):
         check_word("distance", self.distance, ("l2", "l1"))
         check_not_negative(epsilon=self.epsilon, epsilon_decay=self.epsilon_decay)
         if self.epsilon > 1:
-            raise ConfigError(f"epsilon is {self.epsilon}; expected a probability, 1 at most.")
+            raise ConfigError(f"epsilon is {self.epsilon}; expected a probability of at most 1.")
         if not 0 < self.validation_share < 1:
             raise ConfigError(
                 f"validation_share is {self.validation_share}; expected a share between 0 and 1."
             )
 
     def init(self, key: Key) -> FedFomoState:
-        """Return the initial model of all clients, and affinities of 0."""
+        """Return the common initial model of all clients, and the initial affinity matrix."""
         theta, stats = self.learner.init(key)
         start = {"theta": theta, "stats": stats}
         return FedFomoState(start, first_affinity(self.clients), torch.tensor(0))
@@ -141,7 +141,10 @@ class FedFomo(BankedModels[FedFomoState]):
         )
 
     def loss(self, model: Tree, drawn: FedFomoData) -> Tensor:
-        """Return L_i, the cross-entropy of the validation samples, predicted like test queries."""
+        """Return L_i, a model's cross-entropy on the validation samples, as a scalar.
+
+        The samples are predicted like the queries of a test.
+        """
         theta, seen, held = model["theta"], drawn.seen, drawn.held
         asked = EvalEpisode(seen.x, seen.y, held.x, torch.arange(len(self.classes)))
         _, h = self.learner.encode(theta, model["stats"], asked)
@@ -149,14 +152,14 @@ class FedFomo(BankedModels[FedFomoState]):
             return cross_entropy(self.learner.head.logits(theta["classifier"], h), held.y)
 
     def weigh(self, before: Tree, models: Sequence[Tree], drawn: FedFomoData) -> Tensor:
-        """Return the weight w_n of each of the models; 0 for a model that equals `before`."""
+        """Return the weights w_n, one for each of `models`; 0 for a model equal to `before`."""
         losses = torch.stack([self.loss(one, drawn) for one in models])
         gains = self.loss(before, drawn) - losses
         far = torch.stack([self.apart(one["theta"], before["theta"]) for one in models])
         return torch.where(far > 0, gains / far.clamp_min(_NO_DISTANCE), 0.0)
 
     def apart(self, a: Tree, b: Tree) -> Tensor:
-        """Return the distance between two models."""
+        """Return the distance between the weights of two models, as a scalar."""
         gaps = [gap.abs() for gap in tree.leaves(tree.sub(a, b))]
         if self.distance == "l1":
             return torch.stack([gap.sum() for gap in gaps]).sum()
@@ -164,7 +167,7 @@ class FedFomo(BankedModels[FedFomoState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: FedFomoData) -> Reply:
-        """Move towards the better models, and take the local steps from the result."""
+        """Move towards the better models, then train the result; upload it with the weights w."""
         own, models = down["own"], (down["own"], *down["models"])
         before = own_or_sent(private, own)
         if len(drawn.held.y):

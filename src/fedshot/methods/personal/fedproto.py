@@ -1,16 +1,16 @@
 """FedProto: clients exchange class prototypes instead of weights; each keeps its own model.
 
 Source: Tan et al. 2022, FedProto: Federated Prototype Learning across Heterogeneous Clients,
-algorithm 1. Local prototypes C_i^(j) are means of features, eq. (3); the server's are means over
-clients weighted by their examples of the class, eq. (6); client i minimises
+algorithm 1. A client's prototypes C_i^(j) are means of features, eq. (3). The server's are means
+over the clients, weighted by their numbers of examples, eq. (6). Client i minimises
 L_S(D_i) + lambda sum_j ||C_i^(j) - C^(j)||; the prediction is the class of the server's nearest
 prototype.
 Symbols: C^(j) the server's prototype of class j; L_S the cross-entropy of a client's classifier;
 lambda `lambda_proto`.
 Departures from the paper: eq. (6) divides by the number of clients once more, which would shrink
-prototypes, and is left out; in the loss a client's prototypes are those of the current batch. All
-encoders start from the same weights, because prototypes of different encoders are not comparable.
-For a class without a prototype at the server, a test uses that of the client's own samples.
+prototypes; this division is left out. In the loss, a client's prototypes are those of the current
+batch. All encoders start from the same weights, because prototypes of different encoders are not
+comparable. At test, a class without a prototype at the server has the mean of the support set.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class FedProto(PersonalModels[FedProtoState]):
 
     Args:
         lambda_proto: weight of the distance to the server's prototypes; 0 for local training.
-        weighting: clients in a prototype are weighted by their "examples" of the class, as in the
-            paper, or all "clients" equally.
+        weighting: weight of a client in the prototype of a class: its number of "examples" of the
+            class, as in the paper, or the same weight for all "clients" that have the class.
     """
 
     name: ClassVar[str] = "fedproto"
@@ -115,12 +115,12 @@ class FedProto(PersonalModels[FedProtoState]):
         return EpisodeLoss(loss + self.lambda_proto * far, stats, right, {"distance": far})
 
     def counts(self, y: Tensor) -> Tensor:
-        """Return how many examples there are of each class."""
+        """Return the number of examples of each class, int64 [classes]."""
         return (y[:, None] == torch.arange(len(self.classes), device=y.device)).sum(0)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: FedProtoData) -> Reply:
-        """Train the client's model; send the sums of features by class, and the counts."""
+        """Train the client's model; upload each class's weight, and its mean times the weight."""
         theta, stats, whole = private["theta"], private["stats"], drawn.whole
         episode_loss = partial(self.objective, down)
         new = local_sgd(episode_loss, self.optimizer, theta, stats, drawn.batches)
@@ -150,11 +150,11 @@ class FedProto(PersonalModels[FedProtoState]):
         return FedProtoState(means, server.known | (got["counts"] > 0)), got.metrics
 
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
-        """Return the function that predicts by the nearest prototype, with the client's encoder."""
+        """Return the function that predicts the nearest prototype under the client's encoder."""
         return partial(self.nearest, down, private)
 
     def nearest(self, server: Tree, own: Tree, eval_episode: EvalEpisode) -> Tensor:
-        """Return minus the distances to the prototypes of the episode's classes."""
+        """Return the logits [queries, way]: minus the distances to the classes' prototypes."""
         with torch.no_grad():
             support, query = episode_features(self.model, own["theta"], own["stats"], eval_episode)
             mine = class_means(support, eval_episode.support_y, len(eval_episode.classes))

@@ -3,10 +3,10 @@
 Source: Li et al. 2020, Federated Optimization in Heterogeneous Networks, algorithm 2: client k
 minimises h_k(w; w^t) = F_k(w) + (mu/2) ||w - w^t||^2 inexactly; the server averages.
 Symbols: w encoder and classifier; w^t those of the server at the start of round t.
-Departures from the paper: a fixed number of local steps for every client, so no partial work; the
-average is weighted by examples, as in FedAvg, where the paper samples clients by their examples and
-averages plainly. The distance is over the weights, not the running statistics. mu = 0 is `fedavg`.
-At test the prediction is one of the episode's classes.
+Departures from the paper: every client takes the same number of local steps, so there is no partial
+work; the average is weighted by examples, as in FedAvg, where the paper samples clients in
+proportion to their examples and takes the plain average. The distance covers the weights, not the
+running statistics. mu = 0 is `fedavg`. At test, predictions are limited to the episode's classes.
 """
 
 from __future__ import annotations

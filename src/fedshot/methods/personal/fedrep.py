@@ -4,10 +4,10 @@ Source: Collins et al. 2021, Exploiting Shared Representations for Personalized 
 algorithm 1: client i takes tau_h steps on its head h_i with the encoder phi^t fixed, then steps on
 the encoder with the new head fixed; the server averages the encoders, phi = sum_i phi_i / (r n).
 Symbols: phi the encoder, "body"; h_i the classifier; tau_h `head_steps`.
-Departures from the paper: the head has a row for every class of the data, including those that a
-client lacks, because the server does not know which it has; at test the prediction is one of the
-episode's classes. Clients upload phi_i - phi. personal_head=False also shares the classifier and
-trains both together: FedAvg with a plain mean, as a control.
+Departures from the paper: the head has a row for every base class, including those that a client
+lacks, because the server does not know which classes it has; at test, predictions are limited to
+the episode's classes. Clients upload phi_i - phi. As a control, personal_head=False also shares the
+classifier and trains both together, which is FedAvg with a plain mean.
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ class FedRep(PersonalModels[ModelState]):
         check_not_negative(head_steps=self.head_steps)
 
     def init(self, key: Key) -> ModelState:
-        """Return a random encoder."""
+        """Return a random encoder, with a classifier if `personal_head` is False."""
         theta, stats = self.learner.init(key)
         return ModelState({"body": theta["body"]} if self.personal_head else theta, stats)
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return a random classifier."""
+        """Return a random classifier; `{}` if `personal_head` is False."""
         del client
         if not self.personal_head:
             return {}
         return {"classifier": self.learner.init(key)[0]["classifier"]}
 
     def own_model(self, down: Tree, private: Tree) -> tuple[Tree, Tree]:
-        """Return the server's encoder with the client's classifier, and the statistics."""
+        """Return the server's encoder with the client's classifier, and the running statistics."""
         return {**down["theta"], **private}, down["stats"]
 
     def draw(self, data: ClientData, key: Key) -> FedRepData:
@@ -96,7 +96,7 @@ class FedRep(PersonalModels[ModelState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: FedRepData) -> Reply:
-        """Train the classifier on the server's encoder, then the encoder, whose change is sent."""
+        """Train the classifier under the server's encoder, then the encoder; send its change."""
         phi, stats, h = down["theta"], down["stats"], dict(private)
         if drawn.head.steps:
             new = local_sgd(partial(self.episode_loss, phi), self.optimizer, h, stats, drawn.head)

@@ -1,4 +1,4 @@
-"""HeurFedAMP: every client stays near a mixture of all models, weighted by their similarity.
+"""HeurFedAMP: each client's model stays near a mixture of all models, weighted by similarity.
 
 Source: Huang et al. 2021, Personalized Cross-Silo Federated Learning on Non-IID Data, FedAMP,
 algorithm 1, with the heuristic weights xi in place of the derivative of the paper's function A:
@@ -7,10 +7,10 @@ xi_ij = (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_{h != i} exp(sigma cos(w_i, w
 client i minimises F_i(w) + (lambda / 2 alpha) ||w - u_i||^2.
 Symbols: w_i client i's model; u_i the mixture that the server makes for it; lambda/alpha
 `lambda_prox`; xi_ii `self_weight`; sigma as in the paper.
-Departures from the paper: the local problem is solved by a few steps from w_i; xi_ii is 1/n by
-default, because the paper tunes it. The cosine is over weights, not running statistics. The server
-sends a client its own model back beside the mixture, so that a client has no private state. The
-prediction is one of the episode's classes.
+Departures from the paper: the local problem is solved approximately, by a few steps from w_i; xi_ii
+is 1/n by default, because the paper tunes it. The cosine covers the weights, not the running
+statistics. The server sends a client its own model together with the mixture, so that the client
+keeps no private state. Predictions are limited to the episode's classes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class HeurFedAMPState(NamedTuple):
 
 @dataclass(frozen=True)
 class HeurFedAMP(BankedModels[HeurFedAMPState]):
-    """Personal models, each near a mixture of the models that are similar to it.
+    """Personal models, each kept near a mixture of the models that are similar to it.
 
     Args:
         lambda_prox: weight of the distance to the mixture, lambda/alpha.
@@ -69,10 +69,10 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
         super().__post_init__()
         check_not_negative(lambda_prox=self.lambda_prox, sigma=self.sigma)
         if self.self_weight is not None and not 0 <= self.self_weight <= 1:
-            raise ConfigError(f"self_weight is {self.self_weight}; expected a share in [0, 1].")
+            raise ConfigError(f"self_weight is {self.self_weight}; expected a number in [0, 1].")
 
     def init(self, key: Key) -> HeurFedAMPState:
-        """Return the initial model of all clients."""
+        """Return the common initial model of all clients."""
         theta, stats = self.learner.init(key)
         return HeurFedAMPState({"theta": theta, "stats": stats})
 
@@ -86,7 +86,7 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
         return Reply(up, private, drawn.n, new.metrics)
 
     def attention(self, own: Tree, others: Iterable[Tree]) -> Tensor:
-        """Return xi_i, float64 [others + 1], with xi_ii last."""
+        """Return the mixture weights xi_i, float64 [others + 1]; the last is xi_ii, for `own`."""
         mine = flat(own)
         cosines = [torch.cosine_similarity(mine, flat(one), dim=0) for one in others]
         n = len(cosines) + 1
@@ -97,7 +97,10 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
         return torch.cat([rest, rest.new_tensor([xi])])
 
     def mix(self, i: int, ids: Sequence[int], model: Callable[[int], Tree]) -> Tree:
-        """Return the mixture u_i. Models are read one by one, so only two are in memory."""
+        """Return the mixture u_i, a tree like theta.
+
+        Models are read one by one, so that only two are in memory at a time.
+        """
         others = [j for j in ids if j != i]
         xi = self.attention(model(i), (model(j) for j in others))
         u = mixture(xi[-1:], [model(i)["theta"]])
@@ -131,5 +134,5 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
 
 
 def flat(model: Tree) -> Tensor:
-    """Return the weights as one row, float64."""
+    """Return all weights of a model as one float64 vector."""
     return torch.cat([w.reshape(-1) for w in tree.leaves(model["theta"])]).double()

@@ -3,13 +3,13 @@
 Source: Fallah et al. 2020, Personalized Federated Learning with Theoretical Guarantees, algorithm
 1, for min_w sum_i f_i(w - alpha grad f_i(w)). A local step on batches D, D', D'' is
 w~ = w - alpha grad f(w; D); w <- w - beta (I - alpha Hess f(w; D'')) grad f(w~; D').
-order "first" (FO) leaves the Hessian out; "hessian_free" (HF) has for Hess f(w; D'') v the
+order "first" (FO) leaves the Hessian out; "hessian_free" (HF) replaces Hess f(w; D'') v by the
 difference (grad f(w + delta v; D'') - grad f(w - delta v; D'')) / (2 delta), v = grad f(w~; D').
 Symbols: alpha the learning rate of `optimizer`; beta, delta as in the paper.
 Departures from the paper: by default each of the three batches has all samples of the client, so
 that the step is a gradient step on the objective itself; clients upload w_i - w; the average is
-plain, as in the paper. At test the model takes `test_steps` steps of alpha on the client's training
-samples, never on the queries. The prediction is one of the episode's classes.
+plain, as in the paper. At test the model takes `test_steps` steps with step size alpha on the
+client's training samples, never on the queries. Predictions are limited to the episode's classes.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
     Args:
         order: "first" leaves the Hessian out (FO), "hessian_free" approximates it (HF).
         beta: outer step size.
-        delta: step size of the difference that approximates the product with the Hessian.
-        local_steps: outer steps of a local update.
-        batch: samples of each of the three batches of a step; null for all.
+        delta: step size of the finite difference that approximates the Hessian-vector product.
+        local_steps: outer steps per local update.
+        batch: samples in each of a step's three batches; null for all samples.
         optimizer: the optimiser of the inner steps, which must be plain SGD; its lr is alpha.
         test_steps: inner steps at test.
     """
@@ -77,7 +77,7 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
             raise ConfigError(f"delta is {self.delta}; expected a finite number above 0.")
         if self.optimizer != Optimizer("sgd", self.optimizer.lr):
             raise ConfigError(
-                "the inner step of Per-FedAvg is one of plain SGD; set optimizer.name to 'sgd', "
+                "the inner steps of Per-FedAvg are plain SGD steps; set optimizer.name to 'sgd', "
                 "and leave momentum and weight_decay at 0."
             )
 
@@ -140,7 +140,7 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
         return ModelState(**new), got.metrics
 
     def logits(self, theta: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
-        """Adapt to the support set, then return the logits for its classes."""
+        """Adapt to the support set, then return the logits [queries, way] for its classes."""
         y = base_numbers(eval_episode.classes, self.classes)[eval_episode.support_y]
         x = self.model.prepare(eval_episode.support_x)
 

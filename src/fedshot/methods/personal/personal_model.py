@@ -1,4 +1,4 @@
-"""Personal models, which the client keeps or the server stores on its disk."""
+"""Personal models, which either the client keeps or the server stores on its disk."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,15 +19,15 @@ S = TypeVar("S", bound=Tree)
 
 
 class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
-    """Each client keeps a model with a classifier of the base classes, and predicts with it."""
+    """A method in which each client keeps a model with a classifier, and predicts with it."""
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return a placeholder, which the server's model replaces in the first local update."""
+        """Return a private state with a placeholder for the model, as in `first_own`."""
         del client
         return first_own(self.learner.init(key)[0])
 
     def message(self, server: S, clients: Clients, client: int) -> dict[str, Tree]:
-        """Return the server's state."""
+        """Return the server's state, with which the client predicts at test."""
         del clients, client
         found: dict[str, Tree] = server._asdict()
         return found
@@ -45,22 +45,22 @@ class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
 
 
 class BankedModels(PersonalModels[S]):
-    """The server stores each client's last model on disk, in the bank.
+    """A method in which the server stores each client's last model on its disk.
 
-    The server's state holds the initial model, `start`.
+    The server's state contains the initial model, `start`.
     """
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return `{}`: the server keeps what a client has uploaded."""
+        """Return `{}`: the server, not the client, stores the client's model."""
         del client, key
         return {}
 
     def message(self, server: S, clients: Clients, client: int) -> dict[str, Tree]:
-        """Return the client's own model."""
+        """Return the client's own model, with which it predicts at test."""
         return {"model": clients.recall(client, server.start)}
 
     def own_model(self, down: Tree, private: Tree) -> tuple[Tree, Tree]:
-        """Return the (theta, stats) that the server sent back."""
+        """Return the client's model (theta, stats), which the server has sent."""
         del private
         return down["model"]["theta"], down["model"]["stats"]
 
@@ -68,9 +68,9 @@ class BankedModels(PersonalModels[S]):
 def into_bank(
     clients: Clients, unpacked: Callable[[Tree], Tree] = lambda model: model
 ) -> Callable[[int, Tree], Tree]:
-    """Return a function that stores a client's uploaded model in the server's bank, on disk.
+    """Return a function (client, uploaded model) that stores the model on the server's disk.
 
-    The function first decodes the model with `unpacked`; it returns `{}`.
+    It first decodes the model with `unpacked`. It returns `{}`, which takes the upload's place.
     """
 
     def put_away(client: int, model: Tree) -> Tree:
@@ -81,7 +81,10 @@ def into_bank(
 
 
 def first_own(model: Tree) -> Tree:
-    """Return the private state of a client that has not trained; `model` is a placeholder."""
+    """Return the private state of a client that has not trained yet.
+
+    `model` is a placeholder, which the first local update replaces.
+    """
     return {"model": model, "visits": torch.tensor(0)}
 
 

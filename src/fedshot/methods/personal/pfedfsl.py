@@ -1,9 +1,9 @@
 """pFedFSL: every client mixes the models that do well on its own samples, and trains the mixture.
 
-A client receives m models of other clients. It averages these and its own, weighted by their loss
-on its samples, trains the average, and uploads the result with the weights. The server sums the
-weights in an affinity matrix, by which it chooses the models that it sends to the client in later
-rounds.
+A client receives m models of other clients. It averages these and its own, with weights that depend
+on their loss on its samples. It trains the average and uploads the result with the weights. The
+server adds the weights to an affinity matrix, from which it chooses the models that it sends to the
+client in later rounds.
 
 Source: Zhao et al., Personalized Federated Few-Shot Learning, IEEE TNNLS 35(2), 2024: algorithm 1
 and eqs. (1) to (8), which are reconstructed here from the paper's prose. With n_1 .. n_m the models
@@ -17,9 +17,9 @@ received, n_{m+1} = i, and L the loss of eq. (5):
 Symbols: D_i the samples of client i; theta_i its model; Q the affinity matrix, with minus infinity
 on its diagonal, so that no client gets its own model; R `delay`.
 
-The docs page lists what the paper leaves open, and what `mode` decides. Departure: a client keeps
-no model, because the server has it; the server sends it back with the others, as a tree that the
-communication log counts separately.
+The docs page lists the points that the paper leaves open, and those that `mode` decides. Departure:
+a client keeps no model, because the server stores it. The server sends it back with the others, as
+a tree that the communication log counts separately.
 """
 
 from __future__ import annotations
@@ -87,20 +87,21 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
 
     Args:
         clients: number of clients.
-        mode: sets options that are null. "paper", literally: own_sample "with", weigh_by "loss",
-            start "own". "strict": own_sample "without", weigh_by "leave_one_out", start "common".
+        mode: sets the options that are null. "paper", as the paper's text says: own_sample "with",
+            weigh_by "loss", start "own". "strict": own_sample "without", weigh_by
+            "leave_one_out", start "common".
         m: number of other clients' models that a client receives; 0 for no federation (-nF).
         iota: weight of the l1 penalty; 0 for none (-nR).
         delay: rounds before the first update of the affinity matrix, R.
         choose: which models are sent: those with the highest "affinity", or "random" ones (-nS).
         affinity: what eq. (8) adds: the "difference" w_j - w_i, or the "positive" part of it.
         temperature: temperature of the softmax in eq. (1).
-        own_sample: average distance of a sample to its class in training. "with": the sample itself
-            counts, at a distance of 0; "without": it does not.
-        weigh_by: the loss L in eq. (1), which weights the models. "loss": a sample counts among
-            those of its class; "leave_one_out": it does not.
-        alone: what to do with the only sample of a class, where a sample does not count among those
-            of its class. "include": it counts nevertheless; "drop": the loss leaves it out.
+        own_sample: in training, whether a sample's average distance to its own class includes the
+            sample itself, at a distance of 0 ("with"), or not ("without").
+        weigh_by: in the loss L of eq. (1), which weights the models, whether a sample's average
+            distance to its own class includes the sample itself ("loss") or not ("leave_one_out").
+        alone: how to treat the only sample of a class where a sample itself is not included.
+            "include" sets its distance to its class to 0; "drop" leaves it out of the mean loss.
         l1: how the l1 penalty acts. "subgradient": as a term of the loss, which makes weights
             small; "proximal": as soft thresholding after each step, which makes them zero. Zeros
             are then not sent.
@@ -143,20 +144,20 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
             raise ConfigError(f"temperature is {self.temperature}; expected a number above 0.")
         if self.l1 == "proximal" and self.optimizer.name != "sgd":
             raise ConfigError(
-                f"l1 is 'proximal', whose threshold is a step of SGD, and optimizer.name is "
+                f"l1 is 'proximal', whose threshold is for steps of SGD, but optimizer.name is "
                 f"{self.optimizer.name!r}. Set it to 'sgd', or l1 to 'subgradient'."
             )
         _ = self.learner, self.judge  # their constructors check the rest
 
     @staticmethod
     def retired(method: Mapping[str, Any]) -> str:
-        """Return a message if `affinity` has a value that only older versions accept, or ""."""
+        """Return an error message if `affinity` has a value of older versions only, or ""."""
         if method.get("affinity") not in ("wins", "sign"):
             return ""
         return (
             f"method.affinity is {method['affinity']!r}, which pfedfsl no longer has. Set it to "
-            "'difference' or 'positive'; a run that was started with it needs the version of "
-            "fedshot that started it."
+            "'difference' or 'positive'. To continue a run that was started with it, use the "
+            "version of fedshot that started the run."
         )
 
     @property
@@ -167,12 +168,12 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
 
     @property
     def weighing(self) -> str:
-        """Which loss the weights of eq. (1) use."""
+        """The loss that gives the weights of eq. (1): `weigh_by`, or the default of `mode`."""
         return self.weigh_by or ("leave_one_out" if self.mode == "strict" else "loss")
 
     @property
     def judge(self) -> AverageDistance:
-        """The classifier whose loss gives the weights of the mixture: L of eq. (1)."""
+        """The classifier whose loss is L in eq. (1), which gives the weights of the mixture."""
         own: OwnSample = "without" if self.weighing == "leave_one_out" else "with"
         return AverageDistance(self.model, len(self.classes), own, self.alone)
 
@@ -190,14 +191,14 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
     def traits(self) -> Traits:
         """What the method can do and what it needs."""
         reason = (
-            "with method.l1 'proximal' uploads without their zeros differ in size from client to "
-            "client. Set method.l1 to 'subgradient'"
+            "with method.l1 'proximal', zeros are not sent, so uploads differ in size from client "
+            "to client. Set method.l1 to 'subgradient'"
         )
         unstackable = reason if self.packs else ""
         return replace(super().traits, stores_client_models=True, unstackable=unstackable)
 
     def init(self, key: Key) -> PFedFSLState:
-        """Return the initial model, and affinities of 0 between different clients."""
+        """Return the initial model, and the initial affinity matrix."""
         theta, stats = self.learner.init(key)
         q = first_affinity(self.clients)
         return PFedFSLState({"theta": theta, "stats": stats}, key.tensor(), q, torch.tensor(0))
@@ -223,7 +224,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return Reply(up, private, drawn.batches.n, metrics)
 
     def fuse(self, models: Sequence[Tree], whole: Batch) -> tuple[Tensor, Tree]:
-        """Return the weights of eq. (1) and the mixture of eq. (2).
+        """Return the weights of eq. (1), one per model, and the mixture of eq. (2).
 
         The last of `models` is the client's own.
         """
@@ -232,9 +233,9 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return weights, mixture(weights, models)
 
     def objective(self, theta: Tree, stats: Tree, batch: Batch, seed: Tensor) -> EpisodeLoss:
-        """Return L + iota ||theta||_1, eq. (6); under l1 "proximal" L alone.
+        """Return L + iota ||theta||_1, eq. (6), or L alone if `l1` is "proximal".
 
-        The proximal method applies the penalty by soft thresholding after each step.
+        In that case, soft thresholding after each step applies the penalty.
         """
         gradients = self.learner.episode_loss(theta, stats, batch, seed)
         if not self.iota or self.l1 == "proximal":
@@ -250,7 +251,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return SoftThreshold(self.optimizer, self.iota, self.penalise_norms)
 
     def neighbours(self, server: PFedFSLState, ids: Sequence[int], i: int, key: Key) -> list[int]:
-        """Return the clients whose models client i receives: the m highest Q_ij, ties at random."""
+        """Return the clients whose models client i receives, as `choose` says, in random order."""
         explore = 1.0 if self.choose == "random" else 0.0
         rng = key.at("choose", i).numpy()
         return top_m_by_affinity(server.q, i, ids, self.m, rng, explore=explore)
@@ -285,7 +286,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return server._replace(q=q, rounds=t), got.metrics
 
     def gain(self, w: Tensor) -> Tensor:
-        """Return what eq. (8) adds to the affinities of the models received."""
+        """Return the terms that eq. (8) adds to the affinities of the m models received, [m]."""
         difference = w[:-1] - w[-1]
         return difference.clamp_min(0) if self.affinity == "positive" else difference
 
@@ -296,7 +297,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return partial(self.learner.answer, model["theta"], model["stats"])
 
     def message(self, server: PFedFSLState, clients: Clients, client: int) -> dict[str, Tree]:
-        """Return the client's own model."""
+        """Return the client's own model, with which it predicts at test."""
         return {"model": self._packed(self.stored_model(server, clients, client))}
 
     def stored_model(self, server: PFedFSLState, clients: Clients, i: int) -> Tree:

@@ -2,13 +2,13 @@
 
 Source: T. Dinh et al. 2020, Personalized Federated Learning with Moreau Envelopes, algorithm 1:
 min_w sum_i F_i(w), F_i(w) = min_theta f_i(theta) + (lambda/2) ||theta - w||^2.
-In each of R local rounds theta~_i(w_i) is found by K gradient steps, and, line 8,
-w_i <- w_i - eta lambda (w_i - theta~_i(w_i)); the server sets
+In each of R local rounds, K gradient steps find theta~_i(w_i); then line 8 of the algorithm sets
+w_i <- w_i - eta lambda (w_i - theta~_i(w_i)). The server sets
 w <- (1 - beta) w + beta sum_i w_i / S.
 Symbols: lambda `lambda_prox`; K `inner_steps`; R `local_steps`; eta, beta as in the paper.
 Departures from the paper: the K steps start at w_i, and use all samples by default; the default eta
-is the inner step size. Running statistics are the server's for all models. A client's model at test
-is theta~_i of its last local update, and the prediction is one of the episode's classes.
+is the inner step size. All models use the server's running statistics. A client's model at test is
+theta~_i of its last local update, and predictions are limited to the episode's classes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedshot.protocol.method import ModelState
 
 @dataclass(frozen=True)
 class PFedMe(PersonalModels[ModelState]):
-    """Personal models near the server's model, which moves towards them.
+    """Personal models that stay near the server's model, which in turn moves towards them.
 
     Args:
         lambda_prox: weight of the distance between a personal model and w_i.
@@ -42,7 +42,8 @@ class PFedMe(PersonalModels[ModelState]):
         eta: step size of w_i; null for the learning rate of `optimizer`.
         beta: step size of the server towards the average; 1 takes the average. Batch-norm
             statistics take the same step, but never go beyond the average.
-        local_steps: passes over a client's samples, in one or more steps of w_i; R of the paper.
+        local_steps: passes over a client's samples, R in the paper; each batch of a pass is one
+            step of w_i.
         batch: samples per step of w_i; null for all of a client's samples.
         optimizer: the optimiser of the inner steps.
     """

@@ -1,7 +1,7 @@
 """The l1 penalty, and an encoding of sparse trees.
 
-A packed tree has a bit for each number, set if the number is not zero, and the numbers that are not
-zero. In float32 the bits take 1/32 of the size of the tree. Packing is lossless.
+A packed tree consists of a bit for each number, set if the number is not zero, and of the numbers
+that are not zero. In float32 the bits take 1/32 of the tree's size. Packing is lossless.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from fedshot.nn.optim import Optimizer, OptState
 
 
 class Packed(NamedTuple):
-    """A tree without its zeros; sender and receiver both know the tree's structure."""
+    """The numbers of a tree without its zeros; the receiver must know the tree's structure."""
 
     mask: Tensor  # uint8 [ceil(n / 8)], bit i % 8 of byte i // 8 for number i
     values: Tensor  # the numbers that are not zero, in the order of the leaves
 
 
 def l1_norm(params: Tree, *, norms: bool) -> Tensor:
-    """Return the sum of |w|, with slope 0 at 0; `norms` includes the weights of batch norm."""
+    """Return the sum of |w|, a scalar whose gradient is 0 where w is 0.
+
+    `norms` tells whether to include the weights of batch norm.
+    """
     return torch.stack([w.abs().sum() for w in penalised(params, norms=norms)]).sum()
 
 
 def penalised(params: Tree, *, norms: bool) -> list[Tensor]:
-    """Return the leaves that the penalty includes."""
+    """Return the leaves that the penalty includes; `norms` as in `l1_norm`."""
     return [w for path, w in tree.items(params) if norms or not _of_norm(path)]
 
 
@@ -41,10 +44,11 @@ def _of_norm(path: str) -> bool:
 
 @dataclass(frozen=True)
 class SoftThreshold:
-    """An optimiser whose steps are followed by w <- sign(w) max(|w| - lr * weight, 0).
+    """An optimiser that ends each step with w <- sign(w) max(|w| - lr * weight, 0).
 
     With SGD this is the proximal gradient method for loss + weight * ||w||_1 (ISTA; Beck &
-    Teboulle 2009, eq. (1.4)). Unlike a subgradient it sets weights to exactly 0.
+    Teboulle 2009, eq. (1.4)). Unlike a subgradient, it sets weights to exactly 0. `norms` tells
+    whether to include the weights of batch norm.
     """
 
     optimizer: Optimizer
@@ -70,14 +74,17 @@ class SoftThreshold:
 
 
 def share_below(params: Tree, bound: float) -> Tensor:
-    """Return the share of numbers with |w| < bound, or of zeros if the bound is 0."""
+    """Return the fraction of numbers with |w| < bound, or of zeros if the bound is 0; a scalar."""
     every = [w.abs() < bound if bound else w == 0 for w in tree.leaves(params)]
     n = sum(w.numel() for w in every)
     return torch.stack([w.sum() for w in every]).sum() / n
 
 
 def pack(content: Tree) -> Packed:
-    """Pack a tree whose leaves have one dtype. Not under vmap: sizes depend on values."""
+    """Pack a tree whose leaves all have the same dtype.
+
+    It does not work under `vmap`, because the size of the result depends on the values.
+    """
     flat = torch.cat([leaf.reshape(-1) for leaf in tree.leaves(content)])
     there = flat != 0
     padded = torch.zeros(8 * _bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
@@ -119,7 +126,8 @@ def packing_flaw(packed: Tree, like: Tree) -> str | None:
         )
     bits = _bits(packed.mask)
     if int(bits.sum()) != len(packed.values) or bool(bits[n:].any()):
-        return f"the mask counts {int(bits.sum())} of {n} numbers, values are {len(packed.values)}"
+        marked = int(bits.sum())
+        return f"the mask marks {marked} of {n} numbers, but there are {len(packed.values)} values"
     return None
 
 

@@ -27,7 +27,7 @@ def adam_step(
 ) -> tuple[Tree, Tree, Tree]:  # fmt: skip
     """Return (parameters, first moments, second moments) after step number `step`, from 1.
 
-    It runs under `torch.func.vmap`. With `reuse` the results may overwrite the arguments, which
+    It works under `torch.func.vmap`. With `reuse` the results may overwrite the arguments, which
     saves a third of the memory traffic.
     """
     four: list[tuple[Tensor, ...]] = []
@@ -52,8 +52,8 @@ def _compiled(
 ) -> Moved | None:
     """Return the result of the C kernel.
 
-    Return None if the kernel cannot be used: transforms are nested, or clients are at different
-    steps.
+    Returns None if the kernel cannot be used, because transforms are nested or stacked clients are
+    at different steps.
     """
     clients = stack()
     if (clients is None and stacked()) or is_batched(step):
@@ -79,7 +79,7 @@ def _plain(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tens
 
 
 def _fused(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tensor) -> Moved:
-    """Return the same by torch's CUDA kernel, which takes all leaves at once."""
+    """Return the result of torch's CUDA kernel, which updates all leaves at once."""
     w, g, m, v = ([leaf.detach() for leaf in leaves] for leaves in zip(*four, strict=True))
     layout = torch.contiguous_format  # the kernel takes the four of a leaf in one layout
     w, m, v = ([leaf.clone(memory_format=layout) for leaf in leaves] for leaves in (w, m, v))
@@ -93,7 +93,7 @@ def _fused(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tens
 
 
 def _sizes(lr: float, t: Any) -> tuple[Any, Any]:
-    """Return step size and eps with the bias correction of the moments included.
+    """Return the step size and eps after t steps, with the moments' bias correction included.
 
     They follow from lr m/(1 - b1^t) / (sqrt(v/(1 - b2^t)) + eps), with numerator and denominator
     multiplied by sqrt(1 - b2^t). `t` is a number or a float64 tensor, because 1 - 0.999^t would

@@ -2,9 +2,10 @@
 
     y = relu(max_pool2d(batch_norm(x), 2)), or max_pool2d(batch_norm(relu(x)), 2)
 
-As separate operations, which each read and write the map, these take as long as the convolutions of
-a Conv4. `pooled` reads a map twice in the forward pass, and twice in the backward pass. It equals
-the separate operations to rounding and does not depend on the number of threads.
+As separate operations, each of which reads and writes the map, these take as long as the
+convolutions of a Conv4. `pooled` reads a map twice in the forward pass, and twice in the backward
+pass. Its result equals that of the separate operations up to rounding, and does not depend on the
+number of threads.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def norm_pool_relu(
             if `mode.norm` is "batch" or "capture" and the ReLU is last.
         mode: `mode.norm` says which statistics to use.
         cut: position of the ReLU.
+
+    Raises ConfigError if there are fewer than two values per channel, or no given statistics.
     """
     if mode.norm == "given":
         return pooled_given(x, *at_given(p, s), cut), s
@@ -118,7 +121,7 @@ def pooled_given(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut = RELU_LAST) 
 
 
 class _Pooled(torch.autograd.Function):
-    """y from (x, weight, bias), with mean and variance, which have no gradient."""
+    """Computes (y, mean, variance) from (x, weight, bias); only y has a gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, cut: Cut) -> Any:
@@ -136,7 +139,7 @@ class _Pooled(torch.autograd.Function):
 
 
 class _PooledGradient(torch.autograd.Function):
-    """dx, dweight and dbias from (dy, x, weight), as a function that can be differentiated.
+    """Computes (dx, dweight, dbias) from (dy, x, weight), so that they can be differentiated again.
 
     With dz the gradient that reaches the maximum of a pool, S0 and S1 the sums of dz and of
     dz (x - mean), M the number of values per channel, i = 1 / sqrt(var + eps) and s = weight * i:

@@ -35,10 +35,12 @@ def gru_back(
     t: int, gates: Tensor, kept: Tensor, states: Tensor, grad: Tensor, by_x: Tensor, by_n: Tensor,
     carry: Tensor,
 ) -> None:  # fmt: skip
-    """Fill in the gradients `by_x` and `by_n` of word t, and update `carry`.
+    """Fill in the gradients of word t, and update `carry`.
 
-    On entry `carry` is the gradient of the state after word t, from later words. On return it is
-    the gradient of the state before word t, without the terms through the state's weight.
+    `by_x` gets the gradient with respect to the input's terms of the gates, and `by_n` that with
+    respect to the state's term of the new gate. On entry `carry` is the gradient with respect to
+    the state after word t, from later words. On return it is the gradient with respect to the state
+    before word t, without the terms through the state's weight.
     """
     n, words, hidden = kept.shape
     ins = [

@@ -23,11 +23,14 @@ from fedshot.nn.models.cells import gru_states, lstm_states
 
 
 class Gru(torch.autograd.Function):
-    """The states [n, L, hidden] from x [n, L, d], the weights w, u and the biases b, c."""
+    """Computes a GRU's states [n, L, hidden] from x [n, L, d].
+
+    The weights w, u and the biases b, c are those of the input and of the state.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, u: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Compute the states and save the gates."""
+        """Return the states [n, L, hidden], and save the gates for `backward`."""
         (n, length, _), (wide, hidden) = x.shape, u.shape
         same = repeats(x)
         if same is None:
@@ -71,7 +74,7 @@ class Lstm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        """Compute the states and save torch's graph."""
+        """Return the states [n, L, hidden], and save torch's graph for `backward`."""
         ctx.save_for_backward(x, *weights)
         with torch.enable_grad():
             ctx.own = [t.detach().requires_grad_(t.requires_grad) for t in (x, *weights)]

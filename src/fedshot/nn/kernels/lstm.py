@@ -1,8 +1,8 @@
-"""A bidirectional LSTM for training on a CPU, whose recurrence is in C.
+"""A bidirectional LSTM for training on a CPU, with its recurrence in C.
 
-Texts are concatenated without padding, repeated words are multiplied by the input weights once, and
-both directions share one matrix product. torch's layer also computes the padding, and a gradient
-with respect to the words that is not needed.
+Texts are concatenated without padding, repeated words are multiplied by the input weights only
+once, and both directions share one matrix product. torch's layer also processes the padding, and
+computes a gradient with respect to the words that is not needed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Places(NamedTuple):
 
 
 class BiLstm(torch.autograd.Function):
-    """The states [n, m, 2 hidden] from x [n, m, d] and lengths [n]; they are 0 at the padding.
+    """Computes states [n, m, 2 hidden] from x [n, m, d] and lengths [n]; they are 0 at the padding.
 
     The weights are w, u, b, c of the forward direction, then of the backward one; float32 on the
     CPU. There is no gradient with respect to x.
@@ -58,7 +58,7 @@ class BiLstm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, lengths: Tensor, *weights: Tensor) -> Tensor:
-        """Compute the states and save the gates."""
+        """Return the states [n, m, 2 hidden], and save the gates for `backward`."""
         (n, m, _), hidden = x.shape, weights[1].shape[1]
         places = Places.made(lengths, m)
         words = x.flatten(0, 1).index_select(0, places.of)
@@ -131,7 +131,10 @@ def _backwards(
     u: Tensor, places: Places, gates: Tensor, cells: Tensor, squashed: Tensor, grad: Tensor,
     back: int, by_x: Tensor,
 ) -> None:  # fmt: skip
-    """Fill in one direction's half of `by_x`, the gradient of the gates' pre-activations."""
+    """Fill in one direction's half of `by_x`, the gradient with respect to the gates' inputs.
+
+    These inputs are the values before the gates' activation functions.
+    """
     hidden, done = u.shape[1], _done()
     turned = _padded(u)
     if grad.stride(2) != 1:

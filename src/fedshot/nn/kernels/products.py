@@ -25,7 +25,7 @@ def ours(*channels: int) -> bool:
 
 
 def packed(b: Tensor) -> Tensor:
-    """Return right factors b [pairs, n, columns] in the packed layout of `products.c`.
+    """Return the right factors b [pairs, n, columns] of products in `products.c`'s packed layout.
 
     They are float32 on the CPU, without gaps between pairs; n and columns are multiples of 16.
     """

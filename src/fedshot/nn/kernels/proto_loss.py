@@ -1,7 +1,7 @@
 """The loss of prototypical networks as one operation, by a C kernel if it applies.
 
-Otherwise torch operations compute it. In torch, the loss takes thirty operations on few numbers for
-a small net, and worker threads wait for Python's lock at each of them.
+Otherwise torch operations compute it. In torch, the loss of a small net takes thirty operations on
+few numbers, and worker threads wait for Python's global lock at each of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _logits(h: Tensor, y: Tensor, n: int, way: int) -> Tensor:
 
 
 class _Loss(torch.autograd.Function):
-    """Loss, accuracy and the gradient of the loss, for one episode or a stack of episodes."""
+    """Computes loss, accuracy and the loss's gradient, for one episode or a stack of episodes."""
 
     @staticmethod
     def forward(h: Tensor, y: Tensor, n: int, way: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,7 +97,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _by_rows(u: Tensor, h: Tensor, y: Tensor, n: int, way: int) -> Tensor:
-    """Return the second derivative of the loss, applied to `u`, by torch operations.
+    """Return the loss's Hessian times `u`, computed by torch operations.
 
     It is the gradient of sum(u * dloss/dh) with respect to the features h; `u` has their shape.
     """

@@ -1,7 +1,7 @@
 """Linear maps that compute equal rows only once, because texts repeat their frequent words.
 
-The rows x [n, L, d] are float32 on the CPU. A linear map of them is computed for the distinct rows
-only; the gradient of its weight needs the distinct rows and the sums of gradients over equal rows.
+The rows x [n, L, d] are float32 on the CPU. A linear map is computed for the distinct rows only;
+the gradient of its weight needs the distinct rows and the sums of gradients over equal rows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Repeats(NamedTuple):
 
 
 def repeats(x: Tensor) -> Repeats | None:
-    """Return the distinct rows; None if too few rows repeat."""
+    """Return the distinct rows of x [n, L, d].
+
+    Returns None if too few rows repeat, or if the kernel cannot read x.
+    """
     n, words, width = x.shape
     if x.dtype != torch.float32 or x.device.type != "cpu" or x.stride(2) != 1:
         return None

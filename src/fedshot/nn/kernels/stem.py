@@ -4,9 +4,9 @@
 
 It takes channels-last images of one or three channels. The map conv2d(x, filters), the largest
 tensor of the net, is not stored: its batch statistics follow from the mean and covariance of the
-image patches, by the equations in `stem.c`. The result equals the separate operations to rounding
-and does not depend on the number of threads. Gradients that are differentiated again are computed
-by the separate operations.
+image patches, by the equations in `stem.c`. The result equals that of the separate operations up to
+rounding, and does not depend on the number of threads. Gradients that are differentiated again are
+computed by the separate operations.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _GROUP = 8  # images whose gradients are summed together, as in stem.c
 def fits(x: Tensor, filters: Tensor) -> bool:
     """Whether the kernels support these images and filters, and the gradients that are needed.
 
-    The kernels have no gradient with respect to images. Second derivatives do not use them either,
-    because they would compute the block once more, by the separate operations.
+    The kernels have no gradient with respect to images. They are not used for second derivatives
+    either, because these need the separate operations, which would compute the block once more.
     """
     return (
         x.shape[1] in _CHANNELS
@@ -71,7 +71,7 @@ def stem(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Te
 
 
 class _Stem(torch.autograd.Function):
-    """y from (x, filters, weight, bias), with mean and variance, which have no gradient."""
+    """Computes (y, mean, variance) from (x, filters, weight, bias); only y has a gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Any:
@@ -110,7 +110,7 @@ class _Stem(torch.autograd.Function):
 
 
 def _separately(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute `_Stem` by operations that can be differentiated twice."""
+    """Return the y of `_Stem`, computed by operations that can be differentiated twice."""
     with torch.autocast("cpu", enabled=False):
         h = channels_last(conv({"weight": filters}, channels_last(x)))
     return fused.pooled(h, weight, bias, EPS)[0]

@@ -74,7 +74,7 @@ def adam(
 
     The four tensors are float32 of the same shape, in any layout. Results have the layout of w;
     with `reuse` they overwrite w, m and v. One call updates all parameters, because threads wait
-    for Python's lock at each call.
+    for Python's global lock at each call.
     """
     at, ends, n = array("q"), array("q"), 0
     used, made = [], []
@@ -136,7 +136,7 @@ def largest(leaves: Iterable[Tensor]) -> float:
 
 
 def library() -> ctypes.CDLL:
-    """Return the C functions; the caller has checked that they are available."""
+    """Return the library of C functions; the caller has checked that it is available."""
     found = kernel_build.library()
     assert found is not None
     return found
@@ -211,9 +211,9 @@ def shared(
 
 
 def in_threads(work: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
-    """Split the items among as many threads as torch uses; return the result of each share.
+    """Split the items among as many threads as torch uses; return one result per thread.
 
-    In these threads torch itself uses one thread, so `work` may call torch operations.
+    `work` may call torch operations: in these threads, torch itself uses a single thread.
     """
     threads = min(torch.get_num_threads(), len(items))
     if threads <= 1:

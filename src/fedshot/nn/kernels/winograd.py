@@ -1,8 +1,9 @@
-"""3x3 convolutions of many channels by Winograd's algorithm: 16 multiplications instead of 36.
+"""3x3 convolutions of many channels by Winograd's algorithm.
 
-Lavin & Gray 2016, F(2x2, 3x3): `winograd.c` transforms every 4x4 tile of a map, 16 matrix products
-multiply all tiles with the filters, and an inverse transform gives 2x2 results. Rounding errors are
-as large as those of the direct sum; in the gradient of the filters, up to three times as large.
+Source: Lavin & Gray 2016, F(2x2, 3x3), which takes 16 multiplications for 4 results, instead of 36.
+`winograd.c` transforms every 4x4 tile of a map, 16 matrix products multiply all tiles with the
+filters, and an inverse transform gives 2x2 results. Rounding errors are as large as those of the
+direct sum; in the gradient of the filters, up to three times as large.
 Tiles are processed in blocks of a few megabytes. On a CPU this takes 0.8 of the time of torch's
 convolution at 64 channels, 0.67 at 160 and 0.4 at 640, gradients included.
 
@@ -62,7 +63,7 @@ def fits(x: Tensor, filters: Tensor) -> bool:
 
 
 def conv3x3(x: Tensor, filters: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the convolution, padded by one pixel of zeros on each side.
+    """Return the convolution of x with 3x3 filters, padded by one pixel of zeros on each side.
 
     Args:
         x: maps [n, c, h, w] for which `fits` holds.
@@ -95,7 +96,7 @@ class _Tiles(NamedTuple):
         return self.n * ((self.h + 1) // 2) * ((self.w + 1) // 2)
 
     def share(self, most: int | None = None) -> int:
-        """Return the number of tiles in a block: a thread's share, but at most `most`."""
+        """Return the number of tiles in a block: one thread's part of all, but at most `most`."""
         each = max(1, -(-self.all // torch.get_num_threads()))
         return each if most is None else min(most, each)
 

@@ -1,4 +1,4 @@
-"""Backbones: networks that compute one row of features for each example."""
+"""Backbones: networks that compute a feature vector for each example."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fedshot.nn.models.resnet import ResNet12
 
 @runtime_checkable
 class Backbone(Protocol):
-    """Computes features of prepared examples. It holds configuration only; see `Model`.
+    """Computes features of prepared examples. It holds only configuration; see `Model`.
 
     Prepared images are float [n, C, H, W] for a `shape` of (H, W, C). Prepared texts are float
     [n, L, d + 1]: word vectors, and a last column that is 1 for a word and 0 for the padding after
@@ -46,21 +46,21 @@ class Backbone(Protocol):
 
     @property
     def takes(self) -> tuple[Literal["images", "text", "features"], ...]:
-        """The kinds of examples that the input can be."""
+        """The kinds of examples that the backbone accepts as input."""
         ...
 
     @property
     def vmappable(self) -> bool:
-        """Whether `apply` runs under `torch.func.vmap` over parameters, statistics, data, seed."""
+        """Whether `apply` works under `torch.func.vmap`, mapped over all its tensors."""
         ...
 
     @property
     def norm_policies(self) -> tuple[str, ...]:
-        """The batch-norm policies that give different results; ("running",) without batch norm."""
+        """The batch-norm policies with different results; ("running",) without batch norm."""
         ...
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
-        """Draw (parameters, running statistics) for data of `shape`."""
+        """Return random parameters and initial running statistics for data of `shape`."""
         ...
 
     def out_features(self, shape: Shape) -> int:
@@ -76,11 +76,12 @@ class Backbone(Protocol):
 class MLP:
     """A multilayer perceptron: linear, ReLU and dropout per hidden layer; no batch norm.
 
-    The features are the output of the last hidden layer. Small layers are faster under `vmap`.
+    The features are the output of the last hidden layer. If the layers are small, `vmap` over
+    clients is faster than a loop.
 
     Args:
-        hidden: widths of the hidden layers; if there are none, the input is the features.
-        dropout: rate after each layer.
+        hidden: widths of the hidden layers; if there are none, the features are the input itself.
+        dropout: dropout rate after each layer.
     """
 
     takes: ClassVar[tuple[Literal["images", "features"], ...]] = ("images", "features")
@@ -96,7 +97,7 @@ class MLP:
         check_rate(self.dropout)
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
-        """Draw the layers `linear1`, `linear2`, ...; there are no statistics."""
+        """Return random layers `linear1`, `linear2`, ...; there are no running statistics."""
         widths = (math.prod(shape), *self.hidden)
         params = {
             f"linear{i}": init_linear(key.at(f"linear{i}"), n_in, n_out, dtype)
@@ -105,7 +106,7 @@ class MLP:
         return params, {}
 
     def out_features(self, shape: Shape) -> int:
-        """Return the width of the last hidden layer."""
+        """Return the width of the last hidden layer, or the size of the input without layers."""
         return self.hidden[-1] if self.hidden else math.prod(shape)
 
     def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
@@ -122,12 +123,12 @@ class Conv4:
     """Four blocks of 3x3 convolution, batch norm, ReLU and 2x2 max-pool; the usual few-shot net.
 
     The ReLU is computed after the pool, on a quarter of the elements; the two commute. A map
-    narrower than 2 pixels is not pooled. 84 px give 5 x 5 x width features. On a CPU it is slower
-    under `vmap` than in a loop.
+    narrower than 2 pixels is not pooled. Images of 84 px have 5 x 5 x width features. On a CPU,
+    `vmap` over clients is slower than a loop.
 
     Args:
         width: channels of every block.
-        dropout: rate after each block.
+        dropout: dropout rate after each block.
         features: if above 0, a last linear layer maps to this many features, such as 2 for plots.
         order: order within a block: "norm_relu" has batch norm before the ReLU; "relu_norm" has the
             ReLU before batch norm, as some papers list it, and the pool last.
@@ -147,11 +148,11 @@ class Conv4:
         if self.width < 1:
             raise ConfigError(f"width is {self.width}; expected at least 1 channel.")
         if self.features < 0:
-            raise ConfigError(f"features is {self.features}; expected a number from 1, or 0.")
+            raise ConfigError(f"features is {self.features}; expected a whole number from 0.")
         check_rate(self.dropout)
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
-        """Draw `conv1`, `norm1`, ... and the statistics of the norms."""
+        """Return random layers `conv1`, `norm1`, ..., and the norms' running statistics."""
         params: dict[str, Tree] = {}
         stats: dict[str, Tree] = {}
         c_in = shape[2]
@@ -165,11 +166,14 @@ class Conv4:
         return params, stats
 
     def out_features(self, shape: Shape) -> int:
-        """Return width times the pixels of the last map, or `features`."""
+        """Return the width times the number of pixels of the last map, or `features` if not 0."""
         return self.features or self._flat(shape)
 
     def positions(self, shape: Shape) -> int:
-        """Return the number of pixels of the last map; features are ordered channel by channel."""
+        """Return the number of pixels of the last map; 1 with a last linear layer.
+
+        The features of a map are ordered channel by channel.
+        """
         return 1 if self.features else self._flat(shape) // self.width
 
     def _flat(self, shape: Shape) -> int:
@@ -195,7 +199,7 @@ class Conv4:
 
 
 def _block(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-    """Return (relu(pool(norm(conv(x)))), statistics), by C kernels where they apply."""
+    """Return (relu(pool(norm(conv(x)))), statistics), computed by C kernels where they apply."""
     given = mode.norm == "given"
     able = not given or not needs_gradient(x, conv_p, norm_p)
     if able and stem.fits(x, conv_p["weight"]):
@@ -214,7 +218,7 @@ def _block(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[
 
 
 def _relu_first(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-    """Return (pool(norm(relu(conv(x)))), statistics), by C kernels where they apply."""
+    """Return (pool(norm(relu(conv(x)))), statistics), computed by C kernels where they apply."""
     h = conv(conv_p, x)
     able = mode.norm != "given" or not needs_gradient(h, norm_p)
     if able and min(h.shape[-2:]) >= 2 and tensors.fits(h):

@@ -44,7 +44,10 @@ def gru_states(p: Tree, x: Tensor) -> Tensor:
 
 
 def lstm_cells(p: Tree, x: Tensor, mask: Tensor, *, backward: bool) -> tuple[Tensor, Tensor]:
-    """Return (states [n, L, hidden], last state [n, hidden]); `backward` reads from the end."""
+    """Return (states [n, L, hidden], last state [n, hidden]) of an LSTM in one direction.
+
+    With `backward`, it reads each text from the end, so the last state is that at the first word.
+    """
     zeros = x.new_zeros(x.shape[0], p["state"]["weight"].shape[1])
     state = (zeros, zeros)
 
@@ -83,9 +86,10 @@ def _scanned(
     mask: Tensor,
     backward: bool = False,
 ) -> tuple[Any, Tensor]:
-    """Return (last state, outputs [n, L, hidden]) of a step that an exporter traces only once.
+    """Return (last state, outputs [n, L, hidden]) of a loop whose step is traced only once.
 
-    A Python loop would be traced word by word, which takes minutes and unrolls the program.
+    This is for export: a Python loop would be traced word by word, which takes minutes and unrolls
+    the program.
     """
     from torch._higher_order_ops.scan import scan  # takes a second; only needed for export
 

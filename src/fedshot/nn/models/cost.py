@@ -1,4 +1,4 @@
-"""The arithmetic cost of a training step, by which a fleet decides how to use threads."""
+"""The arithmetic cost of a training step, from which a fleet decides how to use threads."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _PRODUCTS = (torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul
 
 
 def step_flops(model: Model, examples: int) -> int:
-    """Return the multiplications and additions of one forward and backward pass.
+    """Return the number of multiplications and additions of one forward and backward pass.
 
     They are counted in the convolutions and matrix products of a forward pass of two examples, and
-    scaled to `examples`. The number is multiplied by three: a backward pass has two products for
-    each. Recurrent layers are small and not counted, so the number for texts is 0. The forward pass
-    is in float64, for which torch operations run instead of the C kernels.
+    scaled to `examples`. The number is multiplied by three, because a backward pass has two
+    products for each product of the forward pass. Recurrent layers are small and not counted, so
+    the number for texts is 0. The forward pass is in float64, for which torch operations run
+    instead of the C kernels.
     """
     if model.table is not None:
         return 0

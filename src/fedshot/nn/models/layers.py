@@ -1,4 +1,4 @@
-"""Layers as pure functions: `init_*` draws parameters, the other functions apply them.
+"""Layers as pure functions: `init_*` returns random parameters, the other functions apply them.
 
 No layer changes its arguments; updated running statistics are returned. Parameters are drawn in
 float64 and then cast, so that float32 and float64 models drawn from the same key agree.
@@ -34,7 +34,7 @@ _STRIDE32 = -1640531527  # 2**32 / golden ratio, signed
 
 
 def _kaiming(key: Key, shape: tuple[int, ...], fan_in: int, dtype: torch.dtype) -> Tensor:
-    """Draw N(0, 2 / fan_in): He et al. 2015, for layers followed by a ReLU."""
+    """Return weights drawn from N(0, 2 / fan_in): He et al. 2015, for layers before a ReLU."""
     draw = torch.randn(shape, generator=key.torch(), dtype=torch.float64)
     return (draw * math.sqrt(2.0 / fan_in)).to(dtype)
 
@@ -45,7 +45,7 @@ def _uniform(key: Key, shape: tuple[int, ...], bound: float, dtype: torch.dtype)
 
 
 def init_linear(key: Key, n_in: int, n_out: int, dtype: torch.dtype) -> Tree:
-    """Return a hidden linear layer: Kaiming-normal weight, zero bias."""
+    """Return a linear layer that precedes a ReLU: Kaiming-normal weight, zero bias."""
     weight = _kaiming(key.at("weight"), (n_out, n_in), n_in, dtype)
     return {"weight": weight, "bias": torch.zeros(n_out, dtype=dtype)}
 
@@ -80,7 +80,7 @@ def init_conv(
 
 
 def conv(p: Tree, x: Tensor) -> Tensor:
-    """Return the convolution with an odd kernel, padded to the same height and width."""
+    """Return the convolution of x with an odd kernel, padded to keep height and width."""
     weight = contiguous(p["weight"])
     if winograd.fits(x, weight):
         return winograd.conv3x3(x, weight, p.get("bias"))
@@ -107,7 +107,10 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def init_norm(c: int, dtype: torch.dtype) -> tuple[Tree, Tree]:
-    """Return (parameters, statistics) of batch norm, initially the identity."""
+    """Return initial parameters and running statistics of batch norm over c channels.
+
+    With them, batch norm is the identity.
+    """
     params = {"weight": torch.ones(c, dtype=dtype), "bias": torch.zeros(c, dtype=dtype)}
     return params, {"mean": torch.zeros(c, dtype=dtype), "var": torch.ones(c, dtype=dtype)}
 
@@ -120,9 +123,12 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
     No gradient flows through given or returned statistics. With "batch" and "capture" the output
     is differentiable through the batch statistics, also twice.
 
-    Under `vmap` and in ONNX export, other operations replace `F.batch_norm` with scale and shift.
-    For `grad(vmap(grad))`, torch 2.13 silently computes wrong second derivatives with it on a CPU.
-    It also updates buffers in place, which stacked clients would share and ONNX export would lose.
+    Under `vmap` and in ONNX export, scale and shift are separate operations. If `F.batch_norm` did
+    them, torch 2.13 would silently compute wrong second derivatives for `grad(vmap(grad))` on a
+    CPU. It would also update buffers in place, which stacked clients would share and ONNX export
+    would lose.
+
+    Raises ConfigError if there are fewer than two values per channel, or no given statistics.
     """
     if mode.norm == "given":
         if not s:
@@ -174,7 +180,7 @@ def needs_gradient(*trees: Tree) -> bool:
 
 
 def too_few(n: int, x: Tensor) -> str:
-    """Return the message for a batch too small for batch norm."""
+    """Return the error message for a batch x with n values per channel, too few for batch norm."""
     return (
         f"batch norm got {n} value per channel from a batch of shape {list(x.shape)}; it needs "
         "at least 2 to take a variance. Use a larger batch or larger images."
@@ -182,11 +188,12 @@ def too_few(n: int, x: Tensor) -> str:
 
 
 def dropout(x: Tensor, rate: float, mode: Mode, site: int) -> Tensor:
-    """Return x with a share `rate` of its elements set to 0 and the rest divided by 1 - rate.
+    """Return x with a fraction `rate` of its elements set to 0, the rest divided by 1 - rate.
 
     Whether element j is dropped depends on (seed, site, j) alone: not on a generator, the number of
     threads, or stacking by `vmap`. Elements of maps are numbered as [n, h, w, c], the memory order
-    of channels-last images.
+    of channels-last images. Outside training, x is returned unchanged. Raises ConfigError if the
+    mode has no seed.
     """
     if not mode.train or rate == 0.0:
         return x
@@ -211,7 +218,7 @@ def site_seed(mode: Mode, site: int) -> Tensor:
 
 
 def kept(shape: torch.Size, rate: float, seed: Tensor, value: float, dtype: torch.dtype) -> Tensor:
-    """Return a mask that is 0 with probability `rate` and else `value`, by hashing a counter.
+    """Return a mask that is 0 with probability `rate` and else `value`, from a hashed counter.
 
     The hash is two keyed rounds of the murmur finaliser on 32-bit words, which need half the memory
     traffic of 64-bit words.

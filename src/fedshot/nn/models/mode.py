@@ -38,8 +38,8 @@ def _mixed_int(word: int, site: int) -> int:
 def grid(seed: Tensor, rows: int, columns: int) -> list[list[Tensor]]:
     """Return a table of seeds: entry [i][j] is the seed of `Mode(seed=seed).layer(i).layer(j)`.
 
-    For stacked clients, computing them one by one would be a fifth of all operations of a small
-    net's step.
+    For stacked clients, computing the seeds one by one would take a fifth of all operations in a
+    training step of a small net.
     """
     if readable(seed):
         of_rows = [_mixed_int(int(seed), i) for i in range(rows)]

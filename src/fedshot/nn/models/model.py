@@ -44,9 +44,9 @@ class Model:
     `norm_policy` selects the batch-norm statistics at test. Values:
 
     - "running": those of training.
-    - "support": those of the support set. If a group of clients shares it, each client uses the
-      statistics of its own part for its queries.
-    - "group": one set of statistics for all clients that share a support set; else as "support".
+    - "support": those of the support set. If the support set is split among a group of clients,
+      each client uses the statistics of its own part for its queries.
+    - "group": one set of statistics for all clients of the group; else as "support".
     - "transductive": those of the query batch.
 
     With `bf16`, convolutions and matrix products of the backbone run in bfloat16 (except the first
@@ -80,7 +80,7 @@ class Model:
             raise ConfigError(f"pixel_mean is {self.pixel_mean}; expected a finite number.")
 
     def _check_kind(self) -> None:
-        """Raise ConfigError if shape, table or backbone do not fit images, or texts."""
+        """Raise ConfigError if shape, table or backbone do not fit the kind of examples."""
         given = self.kind
         names = _SHAPES[given]
         if len(self.shape) != len(names) or min(self.shape) < 1:
@@ -99,7 +99,7 @@ class Model:
 
     @property
     def kind(self) -> Literal["images", "text", "features"]:
-        """What the examples are."""
+        """The kind of the examples: texts have a `table`, and features a shape of one number."""
         if self.table is not None:
             return "text"
         return "features" if len(self.shape) == 1 else "images"
@@ -111,7 +111,7 @@ class Model:
 
     @property
     def out_features(self) -> int:
-        """The number of features."""
+        """The number of features of an example."""
         return self.backbone.out_features(self.shape)
 
     @property
@@ -120,7 +120,10 @@ class Model:
         return _DTYPES[self.dtype]
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
-        """Draw (parameters, running statistics). The body does not depend on the head."""
+        """Return random parameters, and initial running statistics.
+
+        The body drawn from a key is the same with any head.
+        """
         body, stats = self.backbone.init(key.at("body"), self.shape, self.torch_dtype)
         params: dict[str, Tree] = {"body": body}
         if self.head is not None:
@@ -128,7 +131,7 @@ class Model:
         return params, stats if self.norm_policy == "running" else {}
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Return the input of the backbone.
+        """Convert examples to the input of the backbone.
 
         Images, uint8 [n, H, W, C], become (x / 255 - pixel_mean) / pixel_std, float [n, C, H, W].
         The memory stays channels-last, the faster layout for convolutions.
@@ -137,6 +140,8 @@ class Model:
         for a word, known or not, and 0 for padding.
 
         Features, float [n, d], are cast to `dtype`.
+
+        Raises ConfigError if x has another dtype or shape.
         """
         if self.kind == "features":
             if not x.is_floating_point() or tuple(x.shape[1:]) != self.shape:
@@ -177,9 +182,10 @@ class Model:
         return torch.cat([self.table, real], dim=1).to(self.torch_dtype)
 
     def features(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-        """Return (features [n, out_features], statistics) of examples.
+        """Return the features [n, out_features] of examples, and the statistics after the pass.
 
         `x` is uint8 [n, H, W, C], int32 [n, L] or float [n, d], or the result of `prepare`.
+        Raises ConfigError if it has another dtype or shape.
         """
         if not x.is_floating_point() or self.kind == "features":
             x = self.prepare(x)
@@ -203,7 +209,7 @@ class Model:
         return h.to(self.torch_dtype), tree.map(lambda leaf: leaf.to(self.torch_dtype), stats)
 
     def logits(self, params: Tree, h: Tensor) -> Tensor:
-        """Return the head's logits [n, way] of features."""
+        """Return the head's logits [n, way] of features h; raise ConfigError without a head."""
         if self.head is None:
             raise ConfigError(
                 "this model has no head, so it computes no logits. Set `head` (linear, two_layer "

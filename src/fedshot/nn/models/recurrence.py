@@ -5,12 +5,12 @@ that is 1 for a word and 0 for the padding after the words. Padding does not aff
 state of a text without words is 0.
 
 "fused" runs one layer over the texts and reads the states at their last words. In float32 on a CPU
-the C kernels of this package run. Those for a GRU run only in training, and compute padding like
-words. Those for an LSTM skip padding, and run unless gradients of the texts are needed. Otherwise
-torch's layers run on the padded texts, because torch's packed sequences compute a gradient of the
-full size for each word (9 times the time at 500 words). Fused kernels read the lengths on the CPU,
-so they do not run under `torch.func.vmap`; torch's LSTM and cuDNN's kernels have no second
-derivative. Use "cell" in these cases; see `cells`.
+it uses the C kernels of this package. Those for a GRU are used only in training, and treat padding
+like words. Those for an LSTM skip padding, and are used unless gradients with respect to the texts
+are needed. In all other cases torch's layers run on the padded texts, because torch's packed
+sequences compute a gradient of the full size for each word (9 times the time at 500 words). Fused
+kernels read the lengths on the CPU, so they do not work under `torch.func.vmap`; torch's LSTM and
+cuDNN's kernels have no second derivative. Use "cell" in these cases; see `cells`.
 
 The parameters of a layer are {"input": {weight, bias}, "state": {weight, bias}}, with the gates
 stacked in torch's order.
@@ -37,7 +37,7 @@ Kernel = Literal["fused", "cell"]
 
 
 def init_recurrence(key: Key, n_in: int, hidden: int, gates: int, dtype: torch.dtype) -> Tree:
-    """Draw a layer of one direction, uniform in +-1/sqrt(hidden), as torch does."""
+    """Return a random layer of one direction, uniform in +-1/sqrt(hidden), as in torch."""
     bound = 1.0 / math.sqrt(hidden)
     return {
         "input": init_uniform(key.at("input"), n_in, gates * hidden, bound, dtype),
@@ -46,7 +46,10 @@ def init_recurrence(key: Key, n_in: int, hidden: int, gates: int, dtype: torch.d
 
 
 def words_and_mask(x: Tensor, d: int) -> tuple[Tensor, Tensor]:
-    """Split prepared texts [n, L, d + 1] into word vectors [n, L, d] and the mask [n, L]."""
+    """Split prepared texts [n, L, d + 1] into word vectors [n, L, d] and the mask [n, L].
+
+    Raises ConfigError for another shape.
+    """
     if x.dim() != 3 or x.shape[-1] != d + 1:
         raise ConfigError(
             f"prepared texts have shape {list(x.shape)}; this net takes [n, words, {d + 1}], a "
@@ -56,7 +59,10 @@ def words_and_mask(x: Tensor, d: int) -> tuple[Tensor, Tensor]:
 
 
 def gru(p: Tree, x: Tensor, mask: Tensor, kernel: Kernel) -> Tensor:
-    """Return the state [n, hidden] after each text's last word: Cho et al. 2014, as in torch."""
+    """Return the GRU's state [n, hidden] after each text's last word.
+
+    Source: Cho et al. 2014, in torch's variant.
+    """
     if kernel == "cell":
         return gru_cells(p, x, mask)
     x, lengths = _trim(x, mask)
@@ -105,7 +111,9 @@ def _trim(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     longest, wrong = torch.stack([lengths.max(), (mask != words).sum()]).tolist()
     if wrong:
         if not ((mask == 0) | (mask == 1)).all():
-            raise DataError("the last column of prepared texts is 1 for a word and 0 for padding.")
+            raise DataError(
+                "the last column of prepared texts must be 1 for a word and 0 for padding."
+            )
         row = int((mask[:, 1:] > mask[:, :-1]).any(1).nonzero()[0])
         raise DataError(f"text {row} has a word after padding; put the words of a text first.")
     return x[:, : max(longest, 1)], lengths

@@ -2,8 +2,8 @@
 
 Sources: FedFSL uses the last state of a GRU of 128 units; F2L (Wang et al. 2023, C.1.1) uses "a
 biLSTM with 50 units". Departures: F2L does not say whether 50 is per direction, or how the states
-are pooled. Here it is per direction, so that 100 features divide by the 4 heads of its Transformer,
-and the pooling is an option.
+are pooled. Here it is per direction, so that the number of features, 100, is divisible by the 4
+heads of its Transformer; the pooling is an option.
 
 Word vectors are frozen and come with the data; see `Backbone` for the input.
 """
@@ -48,11 +48,11 @@ class GRU:
 
     @property
     def vmappable(self) -> bool:
-        """Whether the kernel is "cell"."""
+        """Whether `apply` works under `torch.func.vmap`: only with kernel "cell"."""
         return self.kernel == "cell"
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
-        """Draw `forward` for texts of shape (words, vector length); there are no statistics."""
+        """Return a random layer `forward` for texts of `shape`; there are no running statistics."""
         at = key.at("forward")
         return {"forward": init_recurrence(at, shape[-1], self.hidden, GRU_GATES, dtype)}, {}
 
@@ -99,11 +99,14 @@ class BiLSTM:
 
     @property
     def vmappable(self) -> bool:
-        """Whether the kernel is "cell"."""
+        """Whether `apply` works under `torch.func.vmap`: only with kernel "cell"."""
         return self.kernel == "cell"
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
-        """Draw `forward`, `backward` and, for attention pooling, `attention`; no statistics."""
+        """Return random layers `forward` and `backward`, and `attention` if the pooling needs it.
+
+        There are no running statistics.
+        """
         params: dict[str, Tree] = {
             name: init_recurrence(key.at(name), shape[-1], self.hidden, LSTM_GATES, dtype)
             for name in ("forward", "backward")
@@ -135,14 +138,20 @@ class BiLSTM:
 
 
 def _init_attention(key: Key, n_in: int, width: int, dtype: torch.dtype) -> Tree:
-    """Draw the projection and the score, which has no bias: it would cancel in the softmax."""
+    """Return random layers "project" and "score".
+
+    The score has no bias, which would cancel in the softmax.
+    """
     project = init_uniform(key.at("project"), n_in, width, 1.0 / math.sqrt(n_in), dtype)
     score = init_uniform(key.at("score"), width, 1, 1.0 / math.sqrt(width), dtype)
     return {"project": project, "score": {"weight": score["weight"]}}
 
 
 def _attend(p: Tree, states: Tensor, mask: Tensor) -> Tensor:
-    """Return weights [n, L]: 0 on padding; they sum to 1, or to 0 for an empty text."""
+    """Return the weights [n, L] of the states in the pooling "attention".
+
+    They are 0 on padding, and sum to 1 for each text, or to 0 for an empty text.
+    """
     scores = torch.tanh(linear(p["project"], states)) @ p["score"]["weight"][0]
     # The lowest number instead of minus infinity, whose softmax would be NaN for an empty text.
     scores = torch.where(mask > 0, scores, torch.finfo(scores.dtype).min)

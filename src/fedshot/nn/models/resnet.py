@@ -1,8 +1,8 @@
 """ResNet-12, the residual network of the few-shot literature, with DropBlock.
 
 Sources: the network as in F2L (Wang et al. 2023, C.1.1); DropBlock from Ghiasi et al. 2018.
-Departures: F2L uses DropBlock without giving its positions, size and rate; the usual ones are used
-here. The rate is constant, without the warm-up that Ghiasi et al. suggest.
+Departures: F2L uses DropBlock but does not give its positions, size and rate; the usual values are
+used here. The rate is constant, without the warm-up that Ghiasi et al. suggest.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class ResNet12:
     8.0 M with the default widths, 12.4 M with F2L's (64, 160, 320, 640), and 5.6 M with
     (64, 128, 256, 384), the usual widths nearest to FedFSL's "about 5M".
 
-    On a CPU it is slower under `vmap` than in a loop. A training step with 80 images at 84 px is
-    1.7 TFLOP: a few seconds on a CPU.
+    On a CPU, `vmap` over clients is slower than a loop. A training step with 80 images of 84 px
+    takes 1.7 TFLOP, which is a few seconds on a CPU.
 
     Args:
         widths: channels of the four blocks; the last is the number of features.
-        dropblock: share of the elements dropped after the last two blocks, in training.
+        dropblock: fraction of the elements dropped after the last two blocks, in training.
         block_size: side of a dropped square in pixels, at most that of the map. null: the side of
             the last map, at most 5; that is 5 at 84 px and 2 at 32 px.
-        dropout: share of single elements dropped after the first two blocks, in training.
+        dropout: fraction of single elements dropped after the first two blocks, in training.
         slope: slope of the activation below 0; 0 gives the ReLU.
         features: if above 0, a last linear layer maps to this many features, such as 2 for plots.
     """
@@ -79,7 +79,7 @@ class ResNet12:
         if len(self.widths) != BLOCKS or min(self.widths) < 1:
             raise ConfigError(f"widths is {self.widths}; expected {BLOCKS} widths of at least 1.")
         if self.features < 0:
-            raise ConfigError(f"features is {self.features}; expected a number from 1, or 0.")
+            raise ConfigError(f"features is {self.features}; expected a whole number from 0.")
         check_rate(self.dropblock, "dropblock")
         check_rate(self.dropout)
         if self.block_size is not None and self.block_size < 1:
@@ -88,7 +88,7 @@ class ResNet12:
             raise ConfigError(f"slope is {self.slope}; expected a number in [0, 1).")
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
-        """Draw `block1` to `block4` and the statistics of their norms."""
+        """Return random layers `block1` to `block4`, and their norms' running statistics."""
         params: dict[str, Tree] = {}
         stats: dict[str, Tree] = {}
         c_in = shape[2]
@@ -101,7 +101,7 @@ class ResNet12:
         return params, stats
 
     def out_features(self, shape: Shape) -> int:
-        """Return the last width, or `features`, whatever the shape."""
+        """Return the last width, or `features` if not 0; the shape does not matter."""
         del shape
         return self.features or self.widths[-1]
 
@@ -141,7 +141,10 @@ class ResNet12:
 
 
 def _init_block(key: Key, c_in: int, width: int, dtype: torch.dtype) -> tuple[Tree, Tree]:
-    """Draw `conv1` to `conv3` with `norm1` to `norm3`, and the shortcut's `conv` and `norm`."""
+    """Return (parameters, running statistics) of a block.
+
+    They are `conv1` to `conv3` with `norm1` to `norm3`, and the shortcut's `conv` and `norm`.
+    """
     params: dict[str, Tree] = {}
     stats: dict[str, Tree] = {}
     for i, c, kernel in (("1", c_in, 3), ("2", width, 3), ("3", width, 3), ("", c_in, 1)):
@@ -159,7 +162,7 @@ def drop_block(x: Tensor, rate: float, size: int, mode: Mode, site: int) -> Tens
         gamma = rate / size^2 * h w / ((h - size + 1) (w - size + 1)),     Ghiasi et al., eq. (1)
 
     Squares overlap, so slightly less than `rate` is dropped, unless a square covers the map. The
-    remaining elements are divided by their share of the batch (their algorithm 1).
+    remaining elements are divided by their fraction of the batch (algorithm 1 of Ghiasi et al.).
 
     The mask is a max-pool over hashed start positions and depends on (seed, site) alone.
     """
