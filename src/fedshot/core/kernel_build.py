@@ -220,7 +220,7 @@ def _check(about: os.stat_result, path: Path) -> None:
 
 @contextmanager
 def _notice(compiler: str) -> Iterator[None]:
-    """Print a notice if compiling takes long, or waiting for another process that compiles."""
+    """Print a notice if compiling, or waiting for another process to compile, takes long."""
     notice = threading.Timer(
         _SLOW, print, [f"fedshot: waiting for the C kernels: {compiler} is running"],
         {"file": sys.stderr},

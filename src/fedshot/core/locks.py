@@ -99,8 +99,8 @@ def _lock(path: Path, timeout: float) -> Iterator[Literal["held", "taken", "none
 def taken(path: Path) -> bool | None:
     """Return whether a process holds the lock file at `path`; None if that is unknown.
 
-    The check takes a shared lock for an instant, so that several processes can check at once, and
-    without write permission.
+    The check takes a shared lock for an instant. Several processes can check at once, and none
+    needs write permission.
     """
     if not path.exists():
         return False
