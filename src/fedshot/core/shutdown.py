@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 
 asked = threading.Event()
-"""Set once a stop is requested: compiled code may replace KeyboardInterrupt by another exception."""
+"""Set once a stop is requested: compiled code may turn KeyboardInterrupt into another error."""
 
 
 def stop(number: int, frame: object) -> None:

@@ -1,4 +1,4 @@
-"""Test episodes as features of the server's encoder, and predictions of a probe from them."""
+"""Embed test episodes with the server's encoder, and predict them with a probe on the features."""
 
 from __future__ import annotations
 

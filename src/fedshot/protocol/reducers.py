@@ -28,7 +28,7 @@ from fedshot.core.tree import Tree
 from fedshot.nn.kernels import tensors
 
 NOT_FINITE, TOO_LARGE = "holds a value that is not finite", "that is admitted"
-"""Phrases in the reason of a fault that mark a diverging training."""
+"""Phrases in a fault's reason which show that training diverges."""
 
 # Weights are counts. A smaller weight would vanish in the rounding of the sum.
 LIGHTEST, MAX_WEIGHT = 2.0**-16, 2.0**20
