@@ -84,7 +84,7 @@ class Checkpoints:
         return self._read(round)[1]
 
     def hash(self, round: int) -> str:
-        """Return the hash of a checkpoint's content, including notes."""
+        """Return the hash of a checkpoint's content and notes. Raises as `read` does."""
         return self._read(round)[2]
 
     def prune(self, keep: Collection[int]) -> None:
