@@ -348,7 +348,8 @@ class PreparedRun(FederatedDataset):
             self.dataset, self.client_split.train, held, self.clients, key
         )
         widest = episodic_test.ways[1]
-        _check_way("the largest way of a client", widest, self.method.traits.max_test_way)
+        option = "the largest number of classes of a client"
+        _check_way(option, widest, self.method.traits.max_test_way)
         return episodic_test
 
     def _check_test(self, option: str, test: TestOptions) -> None:

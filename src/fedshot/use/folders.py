@@ -96,7 +96,7 @@ def fit_folder(
 
 
 def _examples(rows: Sequence[Tensor | str]) -> Tensor | list[str]:
-    """Return examples as a classifier takes them; raw texts are a list."""
+    """Combine examples into an input of `FewShotClassifier`: a tensor, or a list of raw texts."""
     tensors = [row for row in rows if isinstance(row, Tensor)]
     return padded(tensors) if tensors else [row for row in rows if isinstance(row, str)]
 
@@ -206,7 +206,7 @@ def _escaped(cell: str) -> str:
 
 
 def as_json_lines(found: Sequence[FilePrediction], classes: Sequence[str]) -> str:
-    """Return one JSON object per prediction and line."""
+    """Return JSON Lines, with one object for each prediction."""
     rows = (
         {
             "file": one.name,
