@@ -19,8 +19,8 @@ _NUMBERED = 30  # maximum number of client numbers that fit beside an axis
 def affinity_groups(q: NDArray[np.float64], groups: int) -> list[int]:
     """Return each client's group, found by average linkage on the mean of Q_ij and Q_ji.
 
-    `q` is the affinity matrix Q [clients, clients]; its diagonal, minus infinity, is ignored. Groups
-    are numbered from 0 in the order of their first clients.
+    `q` is the affinity matrix Q [clients, clients]; its diagonal, minus infinity, is ignored.
+    Groups are numbered from 0 in the order of their first clients.
     """
     from sklearn.cluster import AgglomerativeClustering
 

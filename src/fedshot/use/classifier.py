@@ -46,7 +46,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             calibration. None accepts every example.
         unknown_label: label of rejected examples.
         data_dir: folder of datasets, for runs that need their data (see `TrainedRun`).
-        encoder: the `torch.nn.Module` of `model.encoder`, for runs to which it was passed in Python.
+        encoder: the `torch.nn.Module` of `model.encoder`, if it was passed to the run in Python.
 
     Attributes:
         classes_: sorted labels, in the order of the columns of `predict_proba`.
