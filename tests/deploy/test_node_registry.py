@@ -353,7 +353,7 @@ def test_what_a_node_says_of_a_client_is_a_reply_or_a_fault_in_few_words(
     blocks = {} if content is None else {"c0": content}
     (first, second), meter, _ = judged({"results": {"0": result}}, blocks)
     assert second.fault
-    assert second.fault.reason == "node n sends no result of it"
+    assert second.fault.reason == "node n sent no result for it"
     if words is None:
         assert isinstance(first.reply, Reply)
         return

@@ -92,7 +92,7 @@ class Messenger:
         self._pool = ThreadPoolExecutor(_FETCHES, thread_name_prefix="messaging")
 
     def connected(self) -> dict[int, str]:
-        """Return the connected nodes' ids with the names they are registered under."""
+        """Return the registered name of each connected node, by node id."""
         with _server_errors():
             infos: Any = list(self._grid.get_nodes())
         return {info.node_id: info.name for info in infos if info.status == "online"}
