@@ -188,7 +188,8 @@ def test_two_nodes_of_one_name_do_not_take_turns(clock: list[float]) -> None:
     assert [node.number for node in found.connected().values()] == [1]
     assert (
         said[-1]
-        == "node host is left out: a node of that name is connected. Give it another, with --name"
+        == "node host is left out: another node of this name is connected. Choose another name, "
+        "with --name"
     )
     del nodes.names[1]  # the first one has gone, and the second is the same host begun anew
     clock[0] += RETRY_SECONDS

@@ -63,7 +63,7 @@ class Paper(Selection):
 
 @dataclass(frozen=True)
 class Front:
-    """What the front page shows."""
+    """The content of the front page: the papers, and cells from one recipe as a leaderboard."""
 
     papers: dict[str, Paper]
     leaderboard: Selection
@@ -89,8 +89,8 @@ class ClaimResult:
         """The claim's status.
 
         "reproduced" if all intervals are above 0; "contradicted" if at least one is below 0 and
-        none is above; "not run" without comparisons; else "not shown". A claim with a comparison
-        of an untrained model is "not shown", since what it is about was not at work.
+        none is above; "not run" without comparisons; else "not shown". A claim is always "not
+        shown" if a comparison is of an untrained model, which tells nothing about the method.
         """
         n, above, below = len(self.differences), self.count("above"), self.count("below")
         if not n:

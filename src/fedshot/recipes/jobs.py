@@ -23,7 +23,7 @@ from fedshot.core.machine import cores
 from fedshot.methods import user_methods
 
 _END = ("done", "refused", "failed")
-_HEADROOM = 1.25  # free memory needed to start a worker, in highest peaks of a worker so far
+_HEADROOM = 1.25  # free memory needed to start a worker, as a multiple of the highest peak so far
 
 
 @dataclass(frozen=True)

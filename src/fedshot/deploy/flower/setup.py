@@ -90,7 +90,7 @@ class Setup:
             raise CodecError(short(f"setup.{key} is invalid: {first['msg']}")) from None
 
     def key(self) -> str:
-        """Return a text that is equal exactly for equal setups."""
+        """Return a text that identifies the setup: two setups have the same text only if equal."""
         return json.dumps(self.to_json(), sort_keys=True)
 
     def config(self) -> Config:

@@ -55,7 +55,10 @@ _MAX_IDLE = 64  # idle connections of one address
 
 
 class Gate:
-    """ASGI middleware in front of the SuperLink."""
+    """ASGI middleware in front of the SuperLink.
+
+    `token` is required for all requests except those of nodes; `keys` says whether nodes have keys.
+    """
 
     def __init__(self, app: Any, token: str, limits: Limits, *, keys: bool = False) -> None:
         self._app, self._token, self._keys = app, token.encode(), keys
