@@ -115,8 +115,8 @@ def test_the_first_to_claim_all_clients_gets_those_that_the_operator_wrote_or_no
         "node liar is left out: it reports client 0; in the server's folder it has clients 3",
         "node honest holds clients 0-1",
         "node other holds clients 2",
-        "node unknown is left out: the server's folder has no clients for it. If they are correct, "
-        "use `fedshot flower keys --admit unknown.pub --clients 4`",
+        "node unknown is left out: the server's folder has no clients for it. To accept those that "
+        "it reports, use `fedshot flower keys --admit unknown.pub --clients 4`",
     ]
     wrote["unknown"] = Entry(frozenset({4}))
     clock[0] += RETRY_SECONDS

@@ -122,7 +122,7 @@ def test_a_row_that_follows_has_the_numbers_of_its_own_training(
     assert numbers(told) == numbers(again)
     cell = made.cells("small", ["row/one"])[0]
     held = Results(tmp_path).add(cell, "small", None, 0, told | {"seconds": 1.0})
-    assert "the training of lead/one, whose rounds are the same" in marks(cell, held)
+    assert "shares the training of lead/one, whose rounds are the same" in marks(cell, held)
     first = done(jobs(made, tmp_path / "one")["lead/one"], monkeypatch)
     assert first["validation"] != told["validation"], "its answers are its own"
 

@@ -243,7 +243,7 @@ def outdated(result: CellResult, cell: Cell, chosen: Mapping[str, Any] | None) -
     try:
         return difference(result.settings, identity(cell, chosen))
     except ConfigError as error:
-        return f"refused as it is now: {error}"
+        return f"its current settings are invalid: {error}"
 
 
 def shared(
@@ -253,9 +253,9 @@ def shared(
     every: Iterable[CellResult],
     here: Mapping[str, Any] | None,
 ) -> dict[int, dict[str, Any]]:
-    """Return trainings of other cells with exactly the settings of `cell`: seed -> facts.
+    """Return seed -> facts of other cells' training runs that have exactly the settings of `cell`.
 
-    Settings, data and seed determine a training. The other cell's name is in "shared".
+    Settings, data and seed determine a training run. "shared" in the facts names the other cell.
 
     Args:
         cell: the cell.

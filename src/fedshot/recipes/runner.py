@@ -152,7 +152,7 @@ class RecipeRunner:
                 state.result = self.results.add(state.cell, variant, chosen, seed, found[seed])
 
     def _jobs(self) -> list[Job]:
-        """Return the jobs by seed; in a seed, cells that reuse a training of another come last."""
+        """Return the jobs, sorted by seed; within a seed, cells that share a training come last."""
         ready = sorted(self._ready(), key=lambda state: state.cell.lead is not None)
         return [
             self._job(state.cell, seed, "train", self._chosen(state.cell))
@@ -320,8 +320,8 @@ def _check_same_data(state: State, here: str | None) -> None:
 def _other_data(what: str, trained_on: str, here: str, path: Path | None) -> Obstacle:
     return Obstacle(
         "refused",
-        f"{what} on other data ({trained_on[:12]}) than is here ({here[:12]}). Restore the data, "
-        f"or move {path} away to start again.",
+        f"{what} on other data ({trained_on[:12]}) than those here ({here[:12]}). Restore the "
+        f"data, or move {path} away to start again.",
     )
 
 
@@ -368,5 +368,5 @@ def _trials_changed(result: CellResult, cell: Cell) -> str | None:
     except (CheckpointError, ConfigError) as error:
         return str(error)
     if chosen is None:
-        return f"{file.name}, its trials, is missing or of another search"
-    return None if chosen == result.tuned else f"{file.name}, its trials, chose other options"
+        return f"its file of trials, {file.name}, is missing or belongs to another search"
+    return None if chosen == result.tuned else f"the trials in {file.name} chose other options"

@@ -1,9 +1,9 @@
 """A sweep: one configuration, trained with several values of some options and several seeds.
 
 A point of a sweep is one value for each of these options. Points are ranked by validation accuracy,
-the mean over seeds. The test is evaluated for the point with the highest one alone, once every
-point has finished. `sweep.json` in the folder of the sweep holds the finished points; their runs
-are below `runs`.
+averaged over seeds. Once every point has finished, only the first point of the ranking is tested.
+`sweep.json` in the folder of the sweep holds the finished points; their runs are in its subfolder
+`runs`.
 """
 
 from __future__ import annotations
@@ -172,14 +172,14 @@ class Point:
 
 @dataclass
 class Sweep:
-    """The points of a sweep: those in its folder, and those of the spaces.
+    """The points of a sweep: those in its folder, and those taken from its search spaces.
 
     Args:
         folder: folder of the sweep.
         base: the base configuration, for all options that a point does not set.
         spaces: the search space of each swept option, by dotted key path.
-        seeds: trainings of each point, with seeds 0, 1, ...; at least as many as the finished
-            points have.
+        seeds: number of training runs of each point, with seeds 0, 1, ...; raised to the number
+            that finished points in the folder have.
         random: number of random points; 0 for all combinations of the values, or `optuna`.
         optuna: number of points that Optuna proposes; 0 for none.
         jobs: processes at once; None for as many as cores and memory allow.
@@ -235,7 +235,7 @@ class Sweep:
         return [self.points.setdefault(point.key, point) for point in made]
 
     def check(self) -> None:
-        """Check every point's configuration, and the data with those of the first.
+        """Check every point's configuration, and the data, with the first point's options.
 
         Raises:
             ConfigError: a point is invalid, validation is no fair estimate, there are no validation
@@ -258,7 +258,7 @@ class Sweep:
         if self._data not in ("", here):
             raise ConfigError(
                 f"the points in {self.folder} were trained on other data "
-                f"({self._data[:12]}) than is here ({here[:12]}). Restore the data, or choose "
+                f"({self._data[:12]}) than those here ({here[:12]}). Restore the data, or choose "
                 "another folder."
             )
         self._data = here
@@ -338,7 +338,7 @@ class Sweep:
         return all((folder / RESULT).exists() for folder in folders)
 
     def test(self) -> ComparisonRow | None:
-        """Return the test of the chosen point, averaged over seeds by episode; None before it."""
+        """Return the chosen point's test result, the mean over seeds; None if it is not tested."""
         point = self.chosen
         if point is None or not self.is_tested(point):
             return None
@@ -391,7 +391,7 @@ class Sweep:
         storage.write_bytes(self.folder / _FILE, text.encode(), sync=True)
 
     def _read(self) -> None:
-        """Take over the finished points of the folder."""
+        """Load the finished points from the sweep's file, if it exists."""
         path = self.folder / _FILE
         if not path.exists():
             return
@@ -399,7 +399,7 @@ class Sweep:
         if changed := difference(tree["settings"], self.base):
             raise ConfigError(
                 f"{self.folder} holds a sweep of another base configuration: {changed}. "
-                "Go on with the same one, or choose another folder."
+                "Use the same one, or choose another folder."
             )
         self._data = tree["data"]
         for held in tree["points"]:

@@ -1,4 +1,4 @@
-"""Trials of hyper-parameters, for `--tune` of recipes and for sweeps.
+"""Trials of hyper-parameter values, for sweeps and for the option `--tune` of recipes.
 
 A search space of an option is `{choice: [...]}`, `{log: [a, b]}`, `{linear: [a, b]}` or
 `{int: [a, b]}`, whose ends are included. Trials are judged by validation accuracy alone.
@@ -37,8 +37,8 @@ def is_space(kind: Any, values: Any) -> bool:
 def draws(spaces: Mapping[str, Space], n: int) -> list[dict[str, Any]]:
     """Return n random draws of the options, by dotted key path.
 
-    The i-th value of an option depends only on i, on its key path and on its space. More draws
-    therefore begin with the same ones.
+    The i-th value of an option depends only on i, on its key path and on its space. So a larger n
+    begins with the same draws.
     """
     key = Key(0).at("tune")
     return [
