@@ -166,8 +166,8 @@ def test_cells_of_trials_that_count_no_more_are_left_out(tmp_path: Path) -> None
     states, left = current("t", "small-tune3", [result], other)
     assert states == []
     assert left == [
-        "t/small-tune3, proto/one: out of date, proto.tune.json, its trials, is missing or of "
-        "another search"
+        "t/small-tune3, proto/one: out of date, its file of trials, proto.tune.json, is missing or "
+        "belongs to another search"
     ]
     assert plots.write(tmp_path, other, "small-tune3") == []
     assert result.path is not None

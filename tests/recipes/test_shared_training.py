@@ -237,7 +237,7 @@ def test_who_trained_and_who_answered_is_told_apart(
     assert [part["commit"] for part in told["answered"]] == ["4567+"]
     cell = made.cells("small", ["row/one"])[0]
     held = Results(tmp_path).add(cell, "small", None, 0, told | {"seconds": 1.0})
-    assert "made with code that was not committed" in marks(cell, held)
+    assert "trained with code that was not committed" in marks(cell, held)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such lock on Windows")

@@ -1,4 +1,4 @@
-"""Check whether a cell (row and column of a recipe) can be trained; list departures from the paper."""
+"""Check whether a cell (row and column of a recipe) can be trained, and note how it was trained."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def marks(
         found.append(f"tuned with {trials} trials{budget}: {options or 'the recipe as it stands'}")
     found += data_marks(every)
     for name, text in (("unanswered", "test episodes without a prediction"),
-                       ("diverged", "predictions that are not finite, counted as wrong")):  # fmt: skip
+                       ("diverged", "predictions not finite, counted as wrong")):  # fmt: skip
         total = sum(one["test"][name] for one in every)
         if total:
             found.append(f"{total} {text}")
