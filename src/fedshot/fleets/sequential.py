@@ -57,7 +57,7 @@ class Sequential:
     def seal(self, round: int, keep: Collection[int]) -> str:
         """Commit this round's private states and stored client models; return both hashes.
 
-        They are one text, "private/bank", or only the first if no client model is stored.
+        They are one string, "private/bank", or only the first if no client model is stored.
         """
         private, bank = self.host.store.seal(round, keep), self.bank.seal(round, keep)
         return f"{private}/{bank}" if bank else private

@@ -154,7 +154,7 @@ class Fault(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """The reply of one client, or the fault if it gave no usable reply."""
+    """The reply of one client, or the fault if the client sent no usable reply."""
 
     client: int
     reply: Reply | None

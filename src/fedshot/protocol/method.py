@@ -154,7 +154,7 @@ class Method(ABC, Generic[S]):
 
     @property
     def traits(self) -> Traits:
-        """What the method can do and needs; a subclass extends `super().traits` by `replace`."""
+        """What the method can do and needs; a subclass passes `super().traits` to `replace`."""
         return Traits(transductive=self.model.norm_policy == "transductive")
 
     @property
@@ -230,7 +230,7 @@ class ClientModels(Method[S]):
         """
 
     def message(self, server: S, clients: Clients, client: int) -> dict[str, Tree]:
-        """Return what the server sends a client in addition to the episodes."""
+        """Return the named trees that the server sends a client in addition to the episodes."""
         del server, clients, client
         return {}
 

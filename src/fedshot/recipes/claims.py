@@ -71,7 +71,7 @@ class Front:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """The comparisons that decide on a claim: one for each column and row in `worse` that is run.
+    """The comparisons that decide a claim: one for each column and each finished row in `worse`.
 
     `published` holds the paper's differences, in percentage points, where cells have the paper's
     data; `seeds` the smaller number of seeds of each comparison's rows. `untrained` counts the

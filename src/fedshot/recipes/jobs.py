@@ -28,7 +28,7 @@ _HEADROOM = 1.25  # free memory needed to start a worker, as a multiple of the h
 
 @dataclass(frozen=True)
 class Job:
-    """One training that a worker process runs."""
+    """One training run, which a worker process executes."""
 
     key: str  # name of the job, unique in a queue
     do: str  # "train", "follow" or "tune"

@@ -1,6 +1,6 @@
 """Build a `Recipe` from the content of its file.
 
-A recipe raises an error if it is invalid or compares methods on unequal terms. Rows that a user
+An error is raised if the recipe is invalid or compares methods on unequal terms. Rows that a user
 adds to a recipe follow the same rules.
 """
 

@@ -112,7 +112,7 @@ def pages(
 def _tables(
     every: Sequence[CellResult], recipes: Mapping[str, Recipe]
 ) -> tuple[_Tables, list[str]]:
-    """Return the tables of up-to-date results, and a text for each result that is out of date."""
+    """Return the tables of up-to-date results, and a message for each outdated result."""
     tables: dict[tuple[str, str], _Table] = {}
     left_out: list[str] = []
     key = attrgetter("recipe", "variant")
@@ -202,7 +202,7 @@ def _conditions(table: _Table, paper: Paper) -> list[str]:
 
 
 def _evidence(result: ClaimResult) -> list[str]:
-    """Return the texts of a claim's line: comparisons, published and own differences, seeds."""
+    """Return a claim's line: comparisons, published differences, fedshot's differences, seeds."""
     found = result.differences
     if not found:
         return ["-"] * 4

@@ -53,7 +53,7 @@ class Request:
     recipe: Recipe
     budget: str = "small"
     patterns: tuple[str, ...] = ()  # select cells by "row/column"; empty for all cells
-    seeds: int = 3  # trainings of each cell, with seeds 0, 1, ...
+    seeds: int = 3  # number of training runs of each cell, with seeds 0, 1, ...
     tune: int = 0  # tuning trials for each method; 0 for no tuning
     jobs: int | None = None  # processes at a time; None for as many as cores and memory allow
     runs: Path = Path("runs")
@@ -187,7 +187,7 @@ class RecipeRunner:
         return Job(key, do, settings, folder, where.data_dir, lead, keep, where.device)
 
     def _run_of(self, cell: Cell, seed: int, chosen: Chosen | None) -> tuple[dict[str, Any], Path]:
-        """Return the settings of a training and the folder of its run."""
+        """Return the settings and the folder of a training run."""
         settings = cell.settings(seed, chosen)
         nameless = {**settings, "name": ""} | user_methods.noted(cell.row.method)
         text = json.dumps(nameless, sort_keys=True)
@@ -328,7 +328,7 @@ def _other_data(what: str, trained_on: str, here: str, path: Path | None) -> Obs
 def current(
     name: str, variant: str, results: Sequence[CellResult], recipe: Recipe | None
 ) -> tuple[list[State], list[str]]:
-    """Return a `State` for each up-to-date result, and a text for each outdated result.
+    """Return a `State` for each up-to-date result, and a message for each outdated result.
 
     Args:
         name: name of the recipe of all `results`.

@@ -118,7 +118,7 @@ def named_space(path: str, values: str | list[Any]) -> tuple[str, Space]:
 
 
 def begun(folder: Path) -> bool:
-    """Whether a folder holds a sweep, whose trainings may all be unfinished."""
+    """Whether a folder holds a sweep, even one without a finished point."""
     return (folder / _FILE).exists() or any(folder.glob("runs/*.s*"))
 
 
@@ -138,8 +138,8 @@ class Point:
 
     Args:
         options: values of the swept options, by dotted key path.
-        trials: what the worker reports of its training with each seed; empty until all finish.
-        running: seed -> (round, rounds) of the trainings in progress.
+        trials: what the worker reports about the training run of each seed; empty until all finish.
+        running: seed -> (round, rounds) of the training runs in progress.
         failed: why a training failed; "" if none did.
     """
 
@@ -160,7 +160,7 @@ class Point:
 
     @property
     def diverged(self) -> str:
-        """Why one of its trainings diverged; "" if none did."""
+        """Why training diverged with one of the seeds; "" if it did with none."""
         return next((str(one["diverged"]) for one in self.trials if one.get("diverged")), "")
 
     @property
@@ -238,8 +238,9 @@ class Sweep:
         """Check every point's configuration, and the data, with the first point's options.
 
         Raises:
-            ConfigError: a point is invalid, validation is no fair estimate, there are no validation
-                classes, the finished points were trained on other data, or Optuna is missing.
+            ConfigError: a point is invalid, validation is not a fair estimate, there are no
+                validation classes, the finished points were trained on other data, or Optuna is
+                missing.
             DataError: the data is missing or too small.
         """
         if self.optuna:
@@ -311,7 +312,7 @@ class Sweep:
         return f"{'test ' if do == 'train' else ''}{self.label(self.points[key])}, seed {seed}"
 
     def settings(self, point: Point, seed: int = 0) -> Settings:
-        """Return the configuration of one training of a point."""
+        """Return the configuration of a point's training run with this seed."""
         words = [f"--{path}={json.dumps(value)}" for path, value in point.options.items()]
         settings, _ = override(self.base, words)
         return {**settings, "name": f"point-{point.key}", "seed": seed}
@@ -322,7 +323,7 @@ class Sweep:
 
     @property
     def ranking(self) -> list[Point]:
-        """The finished points without a diverged training, by validation accuracy."""
+        """The finished points that did not diverge with any seed, by validation accuracy."""
         held = [one for one in self.points.values() if len(one.accuracies) == self.seeds]
         return sorted(held, key=lambda one: (-fmean(one.accuracies), one.order))
 

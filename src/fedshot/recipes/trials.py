@@ -104,10 +104,10 @@ def train(
     done: Callable[[str, list[Facts]], None],
     failed: Callable[[str, int, str], None],
 ) -> Iterator[Event]:
-    """Train the jobs of several groups and yield the events of the workers.
+    """Run the jobs of several groups and yield the events of the workers.
 
     Args:
-        groups: jobs by group. Jobs of a group with the same key are trained once.
+        groups: jobs by group. Jobs of a group with the same key are run once.
         most: processes at once; None for as many as cores and memory allow.
         done: called with a group and the facts of each of its jobs, when all have finished.
         failed: called with a group, the index of a job that failed, and the reason.

@@ -26,7 +26,7 @@ from fedshot.recipes.results import identity
 from fedshot.recipes.trials import accuracy, best, check_honest, draws
 
 SEED = 1_000
-"""Seed of all trials; reported trainings have smaller seeds."""
+"""Seed of all trials; reported results have smaller seeds."""
 _FIX = (
     "Leave out --tune, or set run.choose to 'validation' and test.first_client_only to false in "
     "the recipe's first column."

@@ -23,7 +23,7 @@ _CLIENTS = (2, 5, 10, 20, 30)  # numbers of clients compared in the last picture
 
 
 def facts(federated: FederatedDataset) -> list[str]:
-    """Return lines of text on the data, the split and the partition, without names of users."""
+    """Describe the data, the split and the partition, one line each, without names of users."""
     data, sizes = federated.dataset, federated.client_split.train.sizes
     noun = _NOUNS[data.kind]
     shapes = {

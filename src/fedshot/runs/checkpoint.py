@@ -68,7 +68,7 @@ class Checkpoints:
     def read(self, round: int, like: Tree) -> tuple[Tree, dict[str, Any]]:
         """Return the server's state, with the structure of `like`, and the notes.
 
-        Raises CheckpointError if the file is missing, damaged, or from another method.
+        Raises CheckpointError if the file is missing, damaged, or written by another method.
         """
         flat, notes, _ = self._read(round)
         try:

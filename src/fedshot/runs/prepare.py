@@ -219,7 +219,8 @@ class PreparedRun(FederatedDataset):
     """A federated dataset with a method and its tests.
 
     Raises:
-        DataError, ConfigError: as `FederatedDataset`, and if method, model or tests do not fit.
+        DataError, ConfigError: as `FederatedDataset`, and if the method, the model or the tests do
+            not suit the data.
     """
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:

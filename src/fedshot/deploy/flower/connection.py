@@ -77,9 +77,9 @@ class UnreadableError(CodecError):
 class Connection:
     """A connection to a server.
 
-    A server on this machine is reached directly. Any other server is reached through the proxy that
-    environment variables such as https_proxy name, if any. `proxy` is the URL of this proxy, or "".
-    Raises ConfigError for an unusable proxy.
+    A server on this machine is reached directly. Any other server is reached through the proxy in
+    environment variables such as https_proxy, if they are set. `proxy` is the URL of this proxy, or
+    "". Raises ConfigError for an unusable proxy.
 
     Args:
         address: host and port.

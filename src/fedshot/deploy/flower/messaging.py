@@ -136,8 +136,8 @@ class Messenger:
     ) -> tuple[dict[str, _Sent], dict[int, str]]:
         """Send the messages.
 
-        Returns the sent messages by their id from Flower, and by node the reasons why other
-        messages could not be sent.
+        Returns (the messages that were sent, keyed by Flower's message id; the reasons why the
+        other messages could not be sent, keyed by node).
         """
         ttl = seconds + _LATE_SECONDS
         sent: list[_Sent] = []

@@ -352,7 +352,7 @@ class NodeRegistry:
         return ""
 
     def _owner_conflict(self, name: str, clients: Collection[int]) -> str:
-        """Return an error text if a client's private state is on another node, else ""."""
+        """Return an error message if a client's private state is on another node, else ""."""
         for client in sorted(clients):
             owner = self.owners.get(client, name)
             if owner != name:

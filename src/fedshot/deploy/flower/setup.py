@@ -90,7 +90,7 @@ class Setup:
             raise CodecError(short(f"setup.{key} is invalid: {first['msg']}")) from None
 
     def key(self) -> str:
-        """Return a text that identifies the setup: two setups have the same text only if equal."""
+        """Return a string that identifies the setup; only equal setups have equal strings."""
         return json.dumps(self.to_json(), sort_keys=True)
 
     def config(self) -> Config:

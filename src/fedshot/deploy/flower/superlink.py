@@ -161,8 +161,8 @@ def is_signed(headers: Mapping[bytes, bytes], app: Any, length: int) -> bool:
 def bounded(protocol: type[Any]) -> type[Any]:
     """Return a subclass of a uvicorn protocol with a timeout for the header of a request.
 
-    Uvicorn's own timeout only covers the time without any byte between two requests: a client could
-    send one byte of a header and keep the connection.
+    Uvicorn's own timeout covers only the idle time between two requests: a client could send one
+    byte of a header and keep the connection.
     """
 
     class Bounded(protocol):  # type: ignore[misc]

@@ -98,7 +98,7 @@ class ClientRuntime:
         cls, setup: Setup, config: Config, data: NodeData, folder: Path, *,
         workers: int, device: str, tell: Callable[[str], None],
     ) -> ClientRuntime:  # fmt: skip
-        """Return the runtime for a run that a server has announced; `config` is that of `setup`.
+        """Return the runtime for a run that a server has announced; `config` is `setup.config()`.
 
         `workers` and `device` are as in `Worker`; `tell` is as in the class.
 
