@@ -25,7 +25,7 @@ def predict_by_probe(
     eval_episodes: Sequence[EvalEpisode],
     clients: Clients,
 ) -> list[Prediction]:
-    """Predict every episode with a probe on features of the encoder, without the learner's head.
+    """Predict every episode with a probe on the encoder's features, not with the classifier.
 
     Under running statistics, each distinct example is embedded once.
     """

@@ -359,7 +359,7 @@ class Experiment:
 
     @property
     def _environment(self) -> dict[str, Any]:
-        """Facts that depend on the run, not on the machine: threads, fleet, devices, method file."""
+        """Facts that depend on the run, not the machine: threads, fleet, devices, method file."""
         run = self.config.run
         mine: dict[str, Any] = {"intra_op_threads": run.threads, "fleet": run.fleet}
         if run.device != "cpu":
