@@ -208,7 +208,7 @@ def test_a_client_belongs_to_the_node_that_has_its_states(tmp_path: Path) -> Non
         again.node_registry.tell = said.append
         again.open(2, run.kept[2][1])
         assert again.missing(range(6)) == [0, 3, 4]
-        assert "node n1 is left out: the private state of client 4 is on node n2" in said[0]
+        assert "node n1 is left out: the private state of client 4 is stored on node n2" in said[0]
         late = joining(net, 20)  # one that greeted before it knew the seal
         assert not late.missing(range(6))
         late.rewind(2, run.kept[2][1])
@@ -408,7 +408,7 @@ def test_no_client_weighs_more_than_it_holds() -> None:
     assert of_client(asked, block(), 4, 4).reply
     assert of_client(asked, block(), 5, None).reply
     found = of_client(asked, block(), 5, 4)
-    assert found.fault == Fault("refused", "node n: the weight is 5; it holds 4 examples")
+    assert found.fault == Fault("refused", "node n: the weight is 5; the client holds 4 examples")
     assert of_client(replace(ASKED, reduce={"g": Mean(ONE)}), block(), 5, 4).reply, "of episodes"
 
 

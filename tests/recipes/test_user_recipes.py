@@ -98,7 +98,7 @@ def test_rows_of_a_folder_of_results_join_the_recipe(tmp_path: Path) -> None:
             {"mine": {"settings": METHOD, "stops_after": 1, "exchanges": 2}},
             "takes 2 exchanges for one round, and stops_after is 1",
         ),
-        ({"mine": {"settings": METHOD, "published": [1.0]}}, "has 1 numbers, 4 columns"),
+        ({"mine": {"settings": METHOD, "published": [1.0]}}, "has 1 numbers for 4 columns"),
         ({"mine": {"settings": METHOD, "published": ["x"] * 4}}, "published is ['x'"),
         ({"mine": {"settings": METHOD, "label": 7}}, "label is 7; expected text"),
         ({"mine": {"settings": METHOD, "departs": "x"}}, "departs is 'x'; expected a list"),

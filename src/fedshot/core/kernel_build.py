@@ -87,7 +87,7 @@ def library() -> ctypes.CDLL | None:
         print(
             f"fedshot: the C kernels cannot be built ({'; '.join(why)}). Torch operations are used "
             "instead, which are slower and differ in the last digits. Set FEDSHOT_KERNELS=off to "
-            "choose them without this notice.",
+            "use them without this notice.",
             file=sys.stderr,
         )
     return None

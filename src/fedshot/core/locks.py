@@ -41,7 +41,7 @@ class Lock(NamedTuple):
         if self.held and _inode(self.path) != self.inode:
             raise BusyError(
                 f"{self.path.parent} was deleted or replaced while this process used it; this "
-                "process writes nothing more. To use the folder again, start the command again."
+                "process writes nothing more. Start the command again to use the folder."
             )
 
 

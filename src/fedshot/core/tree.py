@@ -138,9 +138,9 @@ def unflatten(like: Tree, found: Iterable[Tensor]) -> Tree:
     try:
         done = _fill(like, ordered)
     except StopIteration:
-        raise ValueError(f"fewer leaves than the {len(leaves(like))} of the tree") from None
+        raise ValueError(f"fewer leaves than the tree's {len(leaves(like))}") from None
     if next(ordered, None) is not None:
-        raise ValueError(f"more leaves than the {len(leaves(like))} of the tree")
+        raise ValueError(f"more leaves than the tree's {len(leaves(like))}")
     return done
 
 

@@ -47,7 +47,7 @@ class Chances:
         if not (all(share >= 0 for share in shares) and sum(shares) <= 1):
             raise ConfigError(
                 f"run.unreliable is drop {self.drop}, delay {self.delay}, corrupt {self.corrupt}; "
-                "expected probabilities that add up to 1 at most."
+                "expected probabilities that add up to at most 1."
             )
 
 

@@ -180,7 +180,7 @@ def _row(what: str, key: str, tree: Any, n: int) -> Row:
     _check_places(what, [place for place, _ in trees.flat(parts["settings"])], searched=False)
     _check_places(what, parts.get("tune", {}))
     if not len(parts["published"]) == len(parts["spread"]) == n:
-        raise ConfigError(f"{what} has {len(parts['published'])} numbers, {n} columns.")
+        raise ConfigError(f"{what} has {len(parts['published'])} numbers for {n} columns.")
     return Row(key, **parts)
 
 

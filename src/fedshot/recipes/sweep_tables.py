@@ -114,7 +114,7 @@ def _page(sweep: Sweep, found: Rows) -> bytes:
         FigureBlock(
             "against", f"Validation accuracy against {joined(list(names.values()))}",
             "Each dot is a point of the sweep: the mean over seeds, with the 95 % interval over "
-            "validation episodes. Points also differ in the other options.", against,
+            "validation episodes. The points also differ in the other swept options.", against,
         ),
         FigureBlock(
             "curves", "Validation accuracy during training",

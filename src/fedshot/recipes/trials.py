@@ -94,7 +94,8 @@ def check_honest(
     """
     if reasons := not_honest(settings):
         raise ConfigError(
-            f"trials are judged on validation classes, but for {what}: {'; '.join(reasons)}. {fix}"
+            f"trials are judged on validation classes, by all clients; for {what}, "
+            f"{'; '.join(reasons)}. {fix}"
         )
 
 

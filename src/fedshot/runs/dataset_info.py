@@ -170,7 +170,7 @@ class DatasetInfo:
         }
         classes = range(len(info["class_names"]))
         if not {*info["base"], *info["validation"], *info["novel"]} <= {*classes}:
-            raise CheckpointError(f"{folder / FILE} is damaged: a class without a name. {_FIX}.")
+            raise CheckpointError(f"{folder / FILE} is damaged: a class has no name. {_FIX}.")
         if info["kind"] == "text":
             flat, _, _ = storage.read(folder / WORDS)
             try:

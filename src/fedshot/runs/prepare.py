@@ -147,8 +147,8 @@ class FederatedDataset:
             found.append(f"left out: {_first(self.left_out)}")
         if self.left_out and self.config.test.pool == "clients":
             found.append(
-                "test.pool is 'clients': the test leaves these clients out, too, so a seed that "
-                "leaves out other clients has another test"
+                "test.pool is 'clients': the test leaves these clients out, too, so seeds that "
+                "leave out different clients have different tests"
             )
         if self.own_tests and self.client_split.validation is None:
             found.append("no images are set aside for validation: the last round is tested")

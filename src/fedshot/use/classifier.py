@@ -150,7 +150,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if not valid or weights.min() < 0 or not weights.sum():
             raise InputError(
                 f"sample_weight has shape {list(weights.shape)}; expected {len(right)} finite "
-                "numbers, none of them negative and some positive."
+                "numbers, none negative and at least one positive."
             )
         return float(np.average(right, weights=weights))
 

@@ -114,7 +114,7 @@ def _by_class(
         )
     for path in sorted(root.iterdir()):
         if path.is_file() and not path.name.startswith("."):
-            skipped.append(Skipped(path, f"{path} lies beside the class folders.", "beside"))
+            skipped.append(Skipped(path, f"{path} is beside the class folders.", "beside"))
     for path in classes:
         if not _is_inside(path, root):
             raise DataError(
@@ -226,7 +226,7 @@ def _read(
     for path in _files(folder, is_text, skipped):
         try:
             if not _is_inside(path, root):
-                raise DataError(f"{path} is a link out of its folder. Copy the file instead.")
+                raise DataError(f"{path} links to a place outside {root}. Copy the file instead.")
             example = inputs.one(path)
         except DataError as error:
             skipped.append(Skipped(path, str(error)))

@@ -85,8 +85,8 @@ def check_apart(folder: Path, shares: Sequence[Collection[int]]) -> None:
         share = shares[int(number)] if number.isdecimal() and int(number) < len(shares) else ()
         if others := sorted({*clients_in(node)} - {*share}):
             raise ConfigError(
-                f"{path_of(node, others[0])} is of another client split, and two nodes would hold "
-                f"the client. Write into another folder, or remove {node} first."
+                f"{path_of(node, others[0])} belongs to another client split, and two nodes would "
+                f"hold the client. Write into another folder, or remove {node} first."
             )
 
 

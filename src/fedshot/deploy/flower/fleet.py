@@ -340,7 +340,7 @@ def _arrival(
     most = holds.get(client)
     weighted = any(isinstance(r, Mean) and r.of_examples for r in exchange.reduce.values())
     if weighted and most is not None and float(weight) > most:
-        raise CodecError(f"the weight is {float(weight):.6g}; it holds {most} examples")
+        raise CodecError(f"the weight is {float(weight):.6g}; the client holds {most} examples")
     if exchange.phase == "evaluate" and not all(
         bool(torch.isfinite(leaf).all()) for leaf in tree.leaves(up) if leaf.is_floating_point()
     ):

@@ -119,7 +119,7 @@ def open_experiment(
     Raises ConfigError for an invalid `wait`, and AbsentError if nodes are missing after this time.
     """
     if not 0 <= wait <= _WEEK:
-        raise ConfigError(f"--wait is {wait:g}; expected seconds, at most a week.")
+        raise ConfigError(f"--wait is {wait:g}; expected 0 seconds to a week.")
     new, deployment = not begun(folder), deployment._replace(life=deployment.life + 1)
     if not new:
         deployment.write(folder)  # before any node hears of this session

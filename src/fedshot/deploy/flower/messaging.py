@@ -176,7 +176,7 @@ class Messenger:
             try:
                 found.append((message_from_proto(proto), objects))
             except Exception as error:  # the node composed the message, so any error may occur
-                self._tell(short(f"an outline of a reply cannot be read: {error!r}"))
+                self._tell(short(f"the metadata of a reply cannot be read: {error!r}"))
         for outline, _ in found:
             late = self._late.pop(outline.metadata.reply_to_message_id, None)
             if late is not None and not outline.has_error():
