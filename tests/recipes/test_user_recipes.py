@@ -177,7 +177,7 @@ def test_trials_of_a_method_that_is_not_here_hold_up_nobody(tmp_path: Path) -> N
 def test_rows_beside_a_table_of_ones_own_are_not_passed_over(tmp_path: Path) -> None:
     file = written(tmp_path / "ours" / "recipe.yaml", TABLE)
     (file.parent / "rows.yaml").write_text(ROWS, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"Write its rows there"):
+    with pytest.raises(ConfigError, match=r"Move its rows into"):
         load("ours", tmp_path)
 
 

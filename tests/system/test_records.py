@@ -163,7 +163,7 @@ def test_no_record_ends_in_anything_but_a_result_or_a_refusal(
     ("result.json", f'{{"test": {SHORT}}}', "test is {'accuracy': 1, "),
     ("result.json", f'{{"test": {SCORE}, "baselines": {{"raw": {SHORT}}}}}', "no 'episodes'"),
     ("result.json", f'{{"test": {SCORE}, "baselines": {{"raw": {UNKNOWN}}}}}', "it has no 'tasks'"),
-    ("result.json", '{"test": ' + "9" * 5000 + "}", "an integer of thousands of digits"),
+    ("result.json", '{"test": ' + "9" * 5000 + "}", "a whole number of thousands of digits"),
     ("result.json", b"\n\xff\xfe", "it is not text in UTF-8 (invalid start byte) (line 2)"),
     ("result.json", "[" * 99999, "nested deeper than 32"),
     ("ledger.json", '[\n{"phase": "train"}]', "0 has no 'work' (line 2)"),

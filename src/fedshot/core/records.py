@@ -137,7 +137,7 @@ def _checked(data: bytes, schema: Any) -> Any:
     except RecursionError:
         raise _DamageError(f"it is nested deeper than {DEEPEST} lists and objects") from None
     except ValueError:  # Python refuses integers of more than 4300 digits
-        raise _DamageError("it holds an integer of thousands of digits") from None
+        raise _DamageError("it holds a whole number of thousands of digits") from None
     _check(value, schema)
     return value
 
@@ -148,7 +148,7 @@ def _excesses(value: Any) -> Iterator[tuple[tuple[Any, ...], str]]:
     while waiting:
         keys, value = waiting.pop()
         if isinstance(value, int) and not -LARGEST < value < LARGEST:
-            yield keys, f"is an integer of {value.bit_length()} bits, expected at most 64"
+            yield keys, f"is a whole number of {value.bit_length()} bits, expected at most 64"
         if not isinstance(value, dict | list):
             continue
         if len(keys) >= DEEPEST:
