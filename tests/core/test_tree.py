@@ -105,7 +105,7 @@ def test_unflatten_inverts_leaves() -> None:
 
 @pytest.mark.parametrize(("n", "words"), [(1, "fewer"), (3, "more")])
 def test_unflatten_takes_as_many_leaves_as_there_are(n: int, words: str) -> None:
-    with pytest.raises(ValueError, match=f"^{words} leaves than the 2 of the tree$"):
+    with pytest.raises(ValueError, match=f"^{words} leaves than the tree's 2$"):
         tree.unflatten({"b": torch.ones(1), "a": {"c": torch.ones(2)}}, [torch.ones(1)] * n)
 
 

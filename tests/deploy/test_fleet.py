@@ -302,7 +302,7 @@ def test_messages_of_an_earlier_life_are_refused(tmp_path: Path) -> None:
     Run(on(net, session=5)).play(1)
     net.runtimes[1] = net.runtime(1)  # it has not forgotten
     wire_message = old.node_registry.message_to(old.node_registry.nodes["n1"])
-    with pytest.raises(CheckpointError, match="of session 2 of the run, which is in 6"):
+    with pytest.raises(CheckpointError, match="of session 2, but the run is in session 6"):
         net.answer(1, wire_message)
 
 

@@ -115,8 +115,8 @@ def test_the_first_to_claim_all_clients_gets_those_that_the_operator_wrote_or_no
         "node liar is left out: it reports client 0; in the server's folder it has clients 3",
         "node honest holds clients 0-1",
         "node other holds clients 2",
-        "node unknown is left out: the server's folder has no clients for it. If they are correct, "
-        "use `fedshot flower keys --admit unknown.pub --clients 4`",
+        "node unknown is left out: the server's folder has no clients for it. To accept those that "
+        "it reports, use `fedshot flower keys --admit unknown.pub --clients 4`",
     ]
     wrote["unknown"] = Entry(frozenset({4}))
     clock[0] += RETRY_SECONDS
@@ -188,7 +188,8 @@ def test_two_nodes_of_one_name_do_not_take_turns(clock: list[float]) -> None:
     assert [node.number for node in found.connected().values()] == [1]
     assert (
         said[-1]
-        == "node host is left out: a node of that name is connected. Give it another, with --name"
+        == "node host is left out: another node of this name is connected. Choose another name, "
+        "with --name"
     )
     del nodes.names[1]  # the first one has gone, and the second is the same host begun anew
     clock[0] += RETRY_SECONDS
@@ -207,7 +208,7 @@ def test_a_client_belongs_to_the_node_that_has_its_states(tmp_path: Path) -> Non
         again.node_registry.tell = said.append
         again.open(2, run.kept[2][1])
         assert again.missing(range(6)) == [0, 3, 4]
-        assert "node n1 is left out: the private state of client 4 is on node n2" in said[0]
+        assert "node n1 is left out: the private state of client 4 is stored on node n2" in said[0]
         late = joining(net, 20)  # one that greeted before it knew the seal
         assert not late.missing(range(6))
         late.rewind(2, run.kept[2][1])
@@ -353,7 +354,7 @@ def test_what_a_node_says_of_a_client_is_a_reply_or_a_fault_in_few_words(
     blocks = {} if content is None else {"c0": content}
     (first, second), meter, _ = judged({"results": {"0": result}}, blocks)
     assert second.fault
-    assert second.fault.reason == "node n sends no result of it"
+    assert second.fault.reason == "node n sent no result for it"
     if words is None:
         assert isinstance(first.reply, Reply)
         return
@@ -407,7 +408,7 @@ def test_no_client_weighs_more_than_it_holds() -> None:
     assert of_client(asked, block(), 4, 4).reply
     assert of_client(asked, block(), 5, None).reply
     found = of_client(asked, block(), 5, 4)
-    assert found.fault == Fault("refused", "node n: the weight is 5; it holds 4 examples")
+    assert found.fault == Fault("refused", "node n: the weight is 5; the client holds 4 examples")
     assert of_client(replace(ASKED, reduce={"g": Mean(ONE)}), block(), 5, 4).reply, "of episodes"
 
 

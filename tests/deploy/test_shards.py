@@ -174,7 +174,7 @@ def test_clients_with_tests_of_their_own_are_dealt_for_a_server_with_the_data(
     words[words.index("2")] = "3"
     assert main([*words, *own, "--partition.way", "3"]) == 2
     err = capsys.readouterr().err
-    assert "client-000002.safetensors is of another client split, and two nodes would hold" in err
+    assert "client-000002.safetensors belongs to another client split, and two nodes would" in err
 
 
 def test_what_nodes_and_their_server_cannot_have_is_not_dealt(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_a_held_out_user_with_a_class_of_its_own_is_refused(tmp_path: Path) -> N
                 "model": {"head": {"name": "linear", "way": 3}},
             },
             ConfigError,
-            "the most classes of a client is 4; model.head.way is 3",
+            "the largest number of classes of a client is 4; model.head.way is 3",
         ),
     ],
 )

@@ -105,11 +105,11 @@ NOT_FINITE = "part 'delta': b holds a value that is not finite"
         ),
         (
             having(b=torch.tensor([0.0, -40000.0, 0.0])),
-            "part 'delta': b holds 4e+04, above the 3.28e+04 that is admitted",
+            "part 'delta': b holds 4e+04, more than the limit of 3.28e+04",
         ),
         (
             GOOD | {"seen": torch.tensor([0, 70000])},
-            "part 'seen': . holds 7e+04, above the 6.55e+04 that is admitted",
+            "part 'seen': . holds 7e+04, more than the limit of 6.55e+04",
         ),
         (GOOD | {"seen": torch.ones(2)}, "part 'seen': . is float32[2], expected int64[2]"),
     ],

@@ -221,7 +221,7 @@ NAN = "part 'x': holds a value that is not finite"
     ("faults", "diverges"),
     [
         ([Fault("refused", NAN)] * 3, True),
-        ([Fault("refused", "part 'x': holds 1e+12, above the 4e+09 that is admitted")] * 3, True),
+        ([Fault("refused", "part 'x': holds 1e+12, more than the limit of 4e+09")] * 3, True),
         ([Fault("refused", NAN), Fault("refused", NAN), Fault("lost", "gone")], True),
         ([Fault("refused", NAN), Fault("lost", "gone")], False),
         ([Fault("lost", f"a node says that it {NAN}")] * 3, False),

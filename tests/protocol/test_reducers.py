@@ -179,7 +179,7 @@ def test_what_the_sum_has_no_room_for_is_refused(weight: float) -> None:
     above = math.nextafter(most, math.inf)
     for sign in (1, -1):
         text = reducer.fault(0, {"w": tensor([0.0, sign * above, 0.0])}, weight)
-        assert text == f"w holds {above:.3g}, above the {most:.3g} that is admitted"
+        assert text == f"w holds {above:.3g}, more than the limit of {most:.3g}"
     assert Mean({"w": F64}, limit=8 * LIMIT).fault(0, {"w": tensor([above] * 3)}, weight) is None
 
 
@@ -194,7 +194,7 @@ def test_no_client_outweighs_the_others_by_claiming_more() -> None:
     assert reducer.fault(0, tensor([0.0] * 3), 10.0) is None
     text = reducer.fault(0, tensor([0.0] * 3), 2.0**32)
     assert text is not None
-    assert "this mean takes 1.53e-05 to 10" in text
+    assert "expected 1.53e-05 to 10" in text
 
 
 def test_the_limit_of_a_sum_ignores_the_weight() -> None:

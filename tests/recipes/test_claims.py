@@ -125,7 +125,7 @@ def test_a_paper_without_finished_headline_cells_has_neither_a_chart_nor_a_table
         text = pages["results.md"]
         assert ("results/it.svg" in pages, "](results/it.svg)" in text) == (drawn, drawn)
         assert ("| method | 1-shot: published | ours |" in text) == drawn
-        assert "What fedshot finds of 1 paper, and which method leads on Ours." in text
+        assert "What fedshot finds about 1 paper, and which method leads on Ours." in text
         assert "## Leaderboard: Ours\n" in text
 
 

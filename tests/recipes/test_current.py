@@ -116,7 +116,7 @@ def test_seeds_on_other_data_are_not_joined_by_more(tmp_path: Path) -> None:
     more.check()
     told = more.states["proto/one"].obstacle
     assert told is not None
-    assert "its seeds were trained on other data (d) than is here" in told.reason
+    assert "its seeds were trained on other data (d) than those here" in told.reason
     assert "proto.one.json away" in told.reason
     assert more.states["proto/five"].obstacle is None
     assert {job.key.split()[1] for job in more._jobs()} == {"proto/five"}
@@ -166,8 +166,8 @@ def test_cells_of_trials_that_count_no_more_are_left_out(tmp_path: Path) -> None
     states, left = current("t", "small-tune3", [result], other)
     assert states == []
     assert left == [
-        "t/small-tune3, proto/one: out of date, proto.tune.json, its trials, is missing or of "
-        "another search"
+        "t/small-tune3, proto/one: out of date, its file of trials, proto.tune.json, is missing or "
+        "belongs to another search"
     ]
     assert plots.write(tmp_path, other, "small-tune3") == []
     assert result.path is not None
@@ -189,7 +189,7 @@ def test_a_seed_that_is_missing_between_others_is_told(tmp_path: Path) -> None:
     cell = read("t", changed()).cells("small")[0]
     for seed in (0, 2):
         result = Results(tmp_path).add(cell, "small", None, seed, facts())
-    assert "of seeds 0, 2 alone" in marks(cell, result)
+    assert "only seeds 0, 2" in marks(cell, result)
 
 
 def test_another_budget_s_training_with_the_same_settings_is_taken_over(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_another_budget_s_training_with_the_same_settings_is_taken_over(tmp_path
     asked.check()
     assert list(asked.run()) == [], "the recipe as it stands was best, and is trained already"
     told = marks(asked.cells[0], asked.states["proto/one"].result)
-    assert "the training of proto/one of small, which has the same settings" in told
+    assert "shares the training of proto/one of small, which has the same settings" in told
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_row_that_was_broken_since_is_out_of_date(tmp_path: Path) -> None:
     tree["rows"]["proto"]["settings"]["method"]["lokal"] = 1
     told = outdated(result, read("t", tree).cells("small")[0], None)
     assert told is not None
-    assert told.startswith("refused as it is now: there is no option 'method.lokal'")
+    assert told.startswith("its current settings are invalid: there is no option 'method.lokal'")
 
 
 def test_budgets_that_some_recipes_have_list_those(capsys: pytest.CaptureFixture[str]) -> None:

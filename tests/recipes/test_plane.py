@@ -80,7 +80,7 @@ def test_the_figure_names_the_method_its_accuracy_and_every_class(run: Experimen
     states = [State(cells[0], result=result), State(cells[1])]  # type: ignore[arg-type]
     drawn = planes(recipe, states)
     assert f"FedFSL-MI, {100 * score['accuracy']:.1f}" in drawn
-    assert "what was taken for what, %" in drawn
+    assert "confusion matrix, %" in drawn
     assert "FedFSL-MI-Adv" not in drawn  # nothing is finished of it
     assert planes(recipe, states) == drawn
     assert planes(recipe, states[1:]) == ""

@@ -43,7 +43,7 @@ def test_a_finished_training_of_another_recipe_is_taken_over(tmp_path: Path) -> 
     assert held is not None
     assert held.score["accuracy"] == pytest.approx(0.6)
     assert score_of(held.seeds[1])["per_episode"] == [0.7] * 10
-    assert "the training of proto/one of first, which has the same settings" in marks(
+    assert "shares the training of proto/one of first, which has the same settings" in marks(
         asked.cells[0], held
     )
 

@@ -122,7 +122,7 @@ def test_a_row_that_follows_has_the_numbers_of_its_own_training(
     assert numbers(told) == numbers(again)
     cell = made.cells("small", ["row/one"])[0]
     held = Results(tmp_path).add(cell, "small", None, 0, told | {"seconds": 1.0})
-    assert "the training of lead/one, whose rounds are the same" in marks(cell, held)
+    assert "shares the training of lead/one, whose rounds are the same" in marks(cell, held)
     first = done(jobs(made, tmp_path / "one")["lead/one"], monkeypatch)
     assert first["validation"] != told["validation"], "its answers are its own"
 
@@ -237,7 +237,7 @@ def test_who_trained_and_who_answered_is_told_apart(
     assert [part["commit"] for part in told["answered"]] == ["4567+"]
     cell = made.cells("small", ["row/one"])[0]
     held = Results(tmp_path).add(cell, "small", None, 0, told | {"seconds": 1.0})
-    assert "made with code that was not committed" in marks(cell, held)
+    assert "trained with code that was not committed" in marks(cell, held)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such lock on Windows")

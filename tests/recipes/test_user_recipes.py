@@ -98,7 +98,7 @@ def test_rows_of_a_folder_of_results_join_the_recipe(tmp_path: Path) -> None:
             {"mine": {"settings": METHOD, "stops_after": 1, "exchanges": 2}},
             "takes 2 exchanges for one round, and stops_after is 1",
         ),
-        ({"mine": {"settings": METHOD, "published": [1.0]}}, "has 1 numbers, 4 columns"),
+        ({"mine": {"settings": METHOD, "published": [1.0]}}, "has 1 numbers for 4 columns"),
         ({"mine": {"settings": METHOD, "published": ["x"] * 4}}, "published is ['x'"),
         ({"mine": {"settings": METHOD, "label": 7}}, "label is 7; expected text"),
         ({"mine": {"settings": METHOD, "departs": "x"}}, "departs is 'x'; expected a list"),
@@ -177,7 +177,7 @@ def test_trials_of_a_method_that_is_not_here_hold_up_nobody(tmp_path: Path) -> N
 def test_rows_beside_a_table_of_ones_own_are_not_passed_over(tmp_path: Path) -> None:
     file = written(tmp_path / "ours" / "recipe.yaml", TABLE)
     (file.parent / "rows.yaml").write_text(ROWS, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"Write its rows there"):
+    with pytest.raises(ConfigError, match=r"Move its rows into"):
         load("ours", tmp_path)
 
 
@@ -194,7 +194,7 @@ def test_fedshots_own_recipes_are_not_taken_the_place_of(tmp_path: Path) -> None
         ("title: A table of ours", "", "recipe t has no title"),
         ("  data: {name: digits}\n", "", "recipe t names no data. Set settings.data.name"),
         ("  data: {name: digits}\n", "  data: [1]\n", "recipe t names no data"),
-        ("  data: {name", "  seed: 7\n  data: {name", "sets seed, which differs for every"),
+        ("  data: {name", "  seed: 7\n  data: {name", "sets seed, which differs between runs"),
         ("five: {settings: {", "five: {settings: {name: x, ", "column five sets name"),
         ("method.optimizer.lr: {", "run.cohort: {", "tune sets run.cohort; a row may set"),
         ("method.optimizer.lr: {", "method: {", "would search for method, but a row is one"),

@@ -61,7 +61,7 @@ def test_a_cohort_below_the_clients_of_a_deal_is_refused(
     """The images of the others would be lost; a method without episodes loses nothing."""
     path = settings_file(tmp_path, run={"cohort": 3})
     assert main(["run", "--config", path, "--out", str(tmp_path), "--json"]) == 2
-    assert "run.cohort is 3, but partition 'redealt' deals" in capsys.readouterr().err
+    assert "run.cohort is 3, but partition 'redealt' divides" in capsys.readouterr().err
     path = settings_file(tmp_path, run={"cohort": 3}, method={"name": "fl_proto"})
     assert main(["run", "--config", path, "--out", str(tmp_path), "--json"]) == 0
 

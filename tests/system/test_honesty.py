@@ -354,7 +354,7 @@ def test_tests_of_the_clients_own_are_of_those_that_take_part() -> None:
     found: dict[tuple[int, ...], set[str]] = {}
     for seed in range(8):
         made = PreparedRun(Config.of(merged(SMALL, own, {"seed": seed})))
-        assert any("has another test" in text for text in made.notices()) == bool(made.left_out)
+        assert any("have different tests" in text for text in made.notices()) == bool(made.left_out)
         pools = [
             set(np.concatenate([made.test._tasks.support[u], made.test._tasks.query[u]]).tolist())
             for u in range(24)

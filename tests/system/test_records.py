@@ -249,5 +249,5 @@ def test_a_disk_that_fails_while_it_is_read_is_told_and_resume_goes_on(
 
 
 def test_a_run_that_never_began_says_that_nothing_is_trained(tmp_path: Path) -> None:
-    with pytest.raises(FedshotError, match=r"run holds no run yet: no round of it is trained"):
+    with pytest.raises(FedshotError, match=r"run holds no run yet: no round has been trained"):
         experiment(tmp_path / "run").result()

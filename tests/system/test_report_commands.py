@@ -129,7 +129,7 @@ def test_a_run_against_its_copy_shows_no_difference(
     made(tmp_path / "again", CHOOSING, PROTO, {"name": "again"})
     assert main(words("compare", runs["proto-0"], tmp_path / "again")) == 0
     out = capsys.readouterr().out
-    assert "No difference shown between proto-0 and again: it is +0.00 points in every" in out
+    assert "between proto-0 and again: the difference is +0.00 points in every" in out
 
 
 def test_the_raw_pixels_stand_beside_every_result(

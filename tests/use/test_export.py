@@ -258,7 +258,7 @@ def test_a_program_that_answers_otherwise_is_not_written(
         "fedshot.use.exporting._torch_export",
         lambda module, _: (b"", lambda asked: (module(*asked) * 1.001,)),
     )
-    with pytest.raises(DataError, match=r"differ by 0\.001 of the largest"):
+    with pytest.raises(DataError, match=r"differ from the run's by 0\.001 of the largest"):
         export(run, "torch-export", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

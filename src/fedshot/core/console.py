@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 _KEPT = "\n\t\N{NO-BREAK SPACE}"
-"""Unprintable characters that are safe in a terminal. Names from data may hold escape sequences."""
+"""The unprintable characters that are safe in a terminal; `harmless` replaces all others."""
 
 _ASCII = str.maketrans(
     {
@@ -100,7 +100,7 @@ def _write(stream: TextIO | None, text: str) -> None:
 
 
 def harmless(text: str) -> str:
-    """Return the text without control characters, which a terminal would act on."""
+    """Replace control characters by U+FFFD: names in data may hold terminal escape sequences."""
     return "".join(
         c if c.isprintable() or c in _KEPT else "\N{REPLACEMENT CHARACTER}" for c in text
     )

@@ -57,7 +57,7 @@ def _device(name: str, names: str, option: str) -> torch.device:
 
 
 def described(devices: Sequence[torch.device]) -> list[str]:
-    """Return the models of GPUs and the versions of their libraries, which results depend on."""
+    """Return each device's name; a GPU's includes its model and the CUDA and cuDNN versions."""
     cuda = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]
     return [
         f"{torch.cuda.get_device_name(device)}, {cuda}" if device.type == "cuda" else str(device)
@@ -72,7 +72,7 @@ def gpu_arithmetic(*, tf32: bool, deterministic: bool) -> Iterator[None]:
     Args:
         tf32: convolutions and matrix products round their inputs to 10 bits of mantissa (TF32).
         deterministic: operations give the same bits each time; cuDNN does not choose its
-            algorithms by timing. Torch warns of an operation for which it cannot hold that.
+            algorithms by timing. Torch warns about operations that it cannot make deterministic.
     """
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, products.allow_tf32, cudnn.deterministic, cudnn.benchmark

@@ -39,7 +39,7 @@ class CheckpointError(FedshotError):
 
 
 class BusyError(CheckpointError):
-    """A folder that another process works in."""
+    """A folder that another process is using."""
 
     retryable = True
 
@@ -52,9 +52,9 @@ class BuildError(FedshotError):
 
 
 class QuorumError(FedshotError):
-    """Too few clients gave a usable reply in a round.
+    """Too few clients sent a usable reply in a round.
 
-    `reason` is the message without the sentences on what the user can do.
+    `reason` is the message without the sentences that tell the user what to do.
     """
 
     retryable = True

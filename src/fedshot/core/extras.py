@@ -27,7 +27,7 @@ def require(extra: str, purpose: str, *packages: str) -> None:
 
     Args:
         extra: name of the extra, a key of `PACKAGES`.
-        purpose: what needs it, as the subject of a sentence, such as "--to onnx".
+        purpose: what needs the packages, such as "--to onnx"; the subject of the error message.
         packages: the packages of the extra that are needed; by default all.
     """
     missing = [name for name in packages or PACKAGES[extra] if not _installed(name)]

@@ -1,9 +1,9 @@
 """Functions of tensors as CUDA graphs: recorded once, then replayed in a single call.
 
-A step of a small network is hundreds of kernels of a few microseconds, and Python takes longer to
-launch them than a GPU takes to run them. A pure function's kernels can be recorded while it runs,
-and replayed on other inputs. Replays run at the same time, each on a stream of its own, with the
-same kernels, and so the same bits, as one after another.
+A step of a small network consists of hundreds of GPU kernels that take a few microseconds each, and
+Python takes longer to launch them than the GPU takes to run them. The kernels of a pure function
+can be recorded while it runs, and replayed on other inputs. Replays run concurrently, each on its
+own stream. They run the same kernels as consecutive calls, so their results have the same bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedshot.core import tree
 from fedshot.core.devices import CPU
 from fedshot.core.tree import Tree
 
-Result: TypeAlias = tuple[Tree, Any]  # tensors, and what is the same for all inputs of a form
+Result: TypeAlias = tuple[Tree, Any]  # tensors, and a value that depends on the inputs' form only
 Function: TypeAlias = Callable[[Tree], Result]
 
 _ALIGNED = 256  # bytes, as torch's allocator aligns
@@ -30,9 +30,10 @@ _FORMS = 64  # maximum number of recorded forms; further ones run without record
 
 
 class Recording:
-    """A function recorded for inputs of one form, with memory and a stream of its own.
+    """A function recorded for inputs of one form, with its own memory and CUDA stream.
 
-    Raises RuntimeError if the function cannot be recorded, such as one that reads a value back.
+    The form of a tree is its structure, and the shapes, dtypes and devices of its leaves. Raises
+    RuntimeError if the function cannot be recorded, for example if it copies a value to the CPU.
     """
 
     def __init__(self, function: Function, inputs: Tree, device: torch.device) -> None:
@@ -75,7 +76,7 @@ class Recording:
         self._given = given  # until they are copied
 
     def start(self, inputs: Tree) -> Callable[[], Result]:
-        """Replay on these inputs; return a function that waits for the result, on the CPU."""
+        """Start a replay; return a function that waits for it and returns the result on the CPU."""
         self.end()
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         self._fill(tree.leaves(inputs))
@@ -86,7 +87,7 @@ class Recording:
         return self._pending
 
     def end(self) -> None:
-        """Wait for the replay under way, whose result is kept."""
+        """Wait for the current replay, if any. The function that `start` returned stays valid."""
         if self._pending is not None:
             self._pending()
 
@@ -104,8 +105,9 @@ class Recording:
 class Graphs:
     """Recordings of functions on one device, by name and by form of the inputs.
 
-    The first call for a form runs without recording, since many forms occur only once. What cannot
-    be recorded always runs like that, and so does everything on a device other than a CUDA device.
+    The first call for a form runs without recording, since many forms occur only once. Functions
+    that cannot be recorded always run without it, as does every function if the device is not a
+    CUDA device.
 
     Args:
         device: the device.
@@ -121,11 +123,11 @@ class Graphs:
     def start(
         self, name: Hashable | None, function: Function, inputs: Tree
     ) -> Callable[[], Result]:
-        """Run a function; return another that waits for its result, on the CPU.
+        """Start a function; return another that waits for its result and returns it on the CPU.
 
-        Calls with the same name and form of inputs must mean the same function of their inputs, and
-        what else the function uses must exist as long as this object. A call without a name is not
-        recorded.
+        Calls with the same name and the same form of inputs must compute the same function. Tensors
+        that the function uses besides its inputs must live as long as this object. If `name` is
+        None, the call is not recorded.
         """
         if name is None or self.device.type != "cuda":
             return self._run(function, inputs)
@@ -172,7 +174,7 @@ class Graphs:
         return lambda: result
 
     def forget(self) -> None:
-        """Give back the memory of all recordings, once they have ended."""
+        """Wait for all replays to end, then delete the recordings and free their memory."""
         for recordings in self._recordings.values():
             for recording in recordings:
                 recording.end()
@@ -198,7 +200,7 @@ def _packed(
 
 
 def _copy(places: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-    """Copy leaves to their places, those of one dtype together."""
+    """Copy each leaf to its place, with one call for each dtype."""
     for dtype in {leaf.dtype for leaf in leaves}:
         pairs = [pair for pair in zip(places, leaves, strict=True) if pair[1].dtype == dtype]
         torch._foreach_copy_([place for place, _ in pairs], [leaf for _, leaf in pairs])

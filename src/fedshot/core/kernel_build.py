@@ -87,7 +87,7 @@ def library() -> ctypes.CDLL | None:
         print(
             f"fedshot: the C kernels cannot be built ({'; '.join(why)}). Torch operations are used "
             "instead, which are slower and differ in the last digits. Set FEDSHOT_KERNELS=off to "
-            "choose them without this notice.",
+            "use them without this notice.",
             file=sys.stderr,
         )
     return None
@@ -220,7 +220,7 @@ def _check(about: os.stat_result, path: Path) -> None:
 
 @contextmanager
 def _notice(compiler: str) -> Iterator[None]:
-    """Print a notice if compiling takes long, or waiting for another process that compiles."""
+    """Print a notice if compiling, or waiting for another process to compile, takes long."""
     notice = threading.Timer(
         _SLOW, print, [f"fedshot: waiting for the C kernels: {compiler} is running"],
         {"file": sys.stderr},

@@ -41,7 +41,7 @@ class Lock(NamedTuple):
         if self.held and _inode(self.path) != self.inode:
             raise BusyError(
                 f"{self.path.parent} was deleted or replaced while this process used it; this "
-                "process writes nothing more. To use the folder again, start the command again."
+                "process writes nothing more. Start the command again to use the folder."
             )
 
 
@@ -99,8 +99,8 @@ def _lock(path: Path, timeout: float) -> Iterator[Literal["held", "taken", "none
 def taken(path: Path) -> bool | None:
     """Return whether a process holds the lock file at `path`; None if that is unknown.
 
-    The check takes a shared lock for an instant, so that several processes can check at once, and
-    without write permission.
+    The check takes a shared lock for an instant. Several processes can check at once, and none
+    needs write permission.
     """
     if not path.exists():
         return False

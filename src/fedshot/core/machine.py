@@ -92,7 +92,7 @@ def begin_thread(threads: int, flush: bool) -> None:
 def arithmetic(threads: int) -> Iterator[None]:
     """Set how this thread, and threads it starts, compute in a run; restore it afterwards.
 
-    It uses `threads` intra-op threads and treats numbers below 1e-38 as 0. Near-certain predictions
+    They use `threads` intra-op threads and treat numbers below 1e-38 as 0. Near-certain predictions
     have gradients of that size, on which some processors are a hundred times slower: on an Intel
     Xeon a step of a Conv4 at 84 pixels took 17 times as long.
     """

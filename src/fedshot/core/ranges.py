@@ -1,4 +1,4 @@
-"""Types of options with a valid range, which configurations enforce and JSON Schema states."""
+"""Option types with a valid range, which loading a configuration checks and JSON Schema states."""
 
 from typing import Annotated, TypeAlias
 

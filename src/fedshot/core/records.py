@@ -42,7 +42,7 @@ Share: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class _DamageError(Exception):
-    """A record is damaged: why, the keys that lead to the damage, and the line if it is known."""
+    """A record is damaged. `keys` lead to the damaged value; `line` is its line, if known."""
 
     def __init__(self, why: str, keys: tuple[Any, ...] = (), line: int | None = None) -> None:
         super().__init__(why)

@@ -29,7 +29,7 @@ class Key:
     path: tuple[str | int, ...] = ()
 
     def at(self, *parts: str | int) -> Key:
-        """Return the key further down the path."""
+        """Return the key whose path is this key's path followed by `parts`."""
         return Key(self.root, self.path + parts)
 
     def above(self, part: str | int) -> Key:

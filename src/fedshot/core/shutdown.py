@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 
 asked = threading.Event()
-"""Set once a stop is requested: compiled code may turn the KeyboardInterrupt into another error."""
+"""Set once a stop is requested: compiled code may turn KeyboardInterrupt into another error."""
 
 
 def stop(number: int, frame: object) -> None:
@@ -32,7 +32,7 @@ def check() -> None:
 def interruptible() -> Iterator[None]:
     """Let Ctrl-C also stop worker threads; afterwards KeyboardInterrupt is raised.
 
-    It has no effect in other threads than the main one, and if SIGINT has a handler of its own.
+    This has no effect outside the main thread, or if SIGINT has a handler other than Python's own.
     """
     on_main_thread = threading.current_thread() is threading.main_thread()
     usual = signal.getsignal(signal.SIGINT)
@@ -53,7 +53,7 @@ def interruptible() -> Iterator[None]:
 
 
 def leave(code: int) -> None:
-    """End the process if non-daemon threads still run, which Python would wait for."""
+    """Exit at once if non-daemon threads still run, because a normal exit would wait for them."""
     others = (t for t in threading.enumerate() if t is not threading.main_thread())
     if all(thread.daemon for thread in others):
         return

@@ -95,7 +95,7 @@ def deliver(path: Path, data: bytes) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
+    """Flush a file to the disk; of a folder, flush the list of its files, not their content."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

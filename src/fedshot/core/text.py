@@ -61,15 +61,15 @@ def other_kinds(paths: Iterable[Path], what: str) -> str:
 
 
 def percent(accuracy: float, interval: float) -> str:
-    """Return shares in [0, 1] in percent, e.g. "57.64 ± 1.74"; "57.64 ± ?" for an interval of 0.
+    """Format an accuracy and its interval, both in [0, 1], in percent, e.g. "57.64 ± 1.74".
 
-    An interval of 0 comes from equal values, which say nothing about the spread of further values.
+    An interval of 0 is shown as "?": it comes from equal values, which tell nothing about spread.
     """
     return f"{100 * accuracy:.2f} ± {_half(interval)}"
 
 
 def points(difference: float, interval: float) -> str:
-    """Return the difference of two shares in percentage points, e.g. "+1.20 ± 0.40 points"."""
+    """Format a difference of two accuracies in [0, 1] in points, e.g. "+1.20 ± 0.40 points"."""
     return f"{signed(100 * difference)} ± {_half(interval)} points"
 
 
@@ -84,17 +84,17 @@ def _half(interval: float) -> str:
 
 
 def megabytes(n: int) -> str:
-    """Return bytes in MB of 10^6 bytes."""
+    """Format a number of bytes in MB (10^6 bytes), without the unit."""
     return _amount(n / 1e6)
 
 
 def seconds(s: float) -> str:
-    """Return seconds with about three digits."""
+    """Format a number of seconds with about three digits, without the unit."""
     return _amount(s)
 
 
 def duration(s: float) -> str:
-    """Return seconds in a unit that suits their size.
+    """Format a number of seconds in a unit that suits its size.
 
     >>> [duration(s) for s in (0.04, 7.25, 59.7, 200, 7000, 86400 * 3.5)]
     ['0.04 s', '7.2 s', '60 s', '3.3 min', '1.9 h', '3.5 d']

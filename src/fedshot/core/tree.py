@@ -18,7 +18,7 @@ from torch import Tensor
 # With a recursive alias mypy would reject every `tree["theta"]`.
 Tree: TypeAlias = Any
 
-_SMALL = 2**20  # numbers; the copy of more takes longer than to begin it
+_SMALL = 2**20  # elements; for larger leaves, copying takes longer than starting the copy
 _BRANCHES = (dict, tuple, Mapping)  # Mapping last: checking for it is slow
 
 
@@ -138,9 +138,9 @@ def unflatten(like: Tree, found: Iterable[Tensor]) -> Tree:
     try:
         done = _fill(like, ordered)
     except StopIteration:
-        raise ValueError(f"fewer leaves than the {len(leaves(like))} of the tree") from None
+        raise ValueError(f"fewer leaves than the tree's {len(leaves(like))}") from None
     if next(ordered, None) is not None:
-        raise ValueError(f"more leaves than the {len(leaves(like))} of the tree")
+        raise ValueError(f"more leaves than the tree's {len(leaves(like))}")
     return done
 
 
@@ -248,7 +248,7 @@ def to(tree: Tree, device: torch.device) -> Tree:
 
 
 def _joined_to(leaves: list[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """Yield the leaves, which have one dtype, on a device, by a single copy."""
+    """Copy leaves of one dtype to a device in a single transfer; yield the copies in order."""
     whole, end = torch.cat([leaf.reshape(-1) for leaf in leaves]).to(device), 0
     for leaf in leaves:
         first, end = end, end + leaf.numel()

@@ -65,11 +65,11 @@ class Host:
 
     @property
     def device(self) -> torch.device:
-        """The first of the devices."""
+        """The first of the devices, on which `serve` runs the work."""
         return self.devices[0]
 
     def data(self, client: int, device: torch.device = CPU) -> ClientData:
-        """Return the client's examples; on a GPU, from a copy of all data in its memory."""
+        """Return the client's examples; for a GPU, from a copy of all data in the GPU's memory."""
         if device.type != "cuda":
             return self._partition.data(self._dataset, client)
         if device not in self._resident:
@@ -98,7 +98,7 @@ class Host:
         return self.finish(exchange, call, self._run_work(exchange, call))
 
     def placed(self, exchange: Exchange, device: torch.device | None = None) -> Exchange:
-        """Return the exchange with a message that all clients get on a device, copied once."""
+        """Copy the message to a device if all clients get the same one; return the exchange."""
         device = device or self.device
         if device.type == "cpu" or isinstance(exchange.down, PerClient):
             return exchange
@@ -107,9 +107,10 @@ class Host:
     def prepare(
         self, exchange: Exchange, client: int, device: torch.device | None = None
     ) -> ClientCall:
-        """Return the inputs of one client's work on a device.
+        """Return the inputs of one client's work, which will run on `device`.
 
-        Examples may be on the device already, and the message is if `placed` has moved it.
+        If it is a GPU, the examples are drawn from the copy of the data in its memory. The private
+        state is on the CPU, and so is the message unless `placed` has moved it.
         """
         private = self.private(client, exchange.version)
         data = self.data(client, device or self.device)
@@ -123,7 +124,11 @@ class Host:
         return self.checks.run(exchange.work, *tree.to(call[1:], self.device)).on_cpu()
 
     def finish(self, exchange: Exchange, call: ClientCall, reply: Reply) -> Arrival:
-        """Store the client's new private state; return the reply, on the CPU, without it."""
+        """Store the client's new private state, and return the reply without it.
+
+        A private state that is not finite makes the arrival a fault. Raises MethodError if its
+        structure differs from that of the previous state.
+        """
         shutdown.check()  # once a stop is requested, another process may own the folder
         client, private = call.client, call.private
         changed = tree.difference(private, reply.private)

@@ -44,7 +44,8 @@ class Influence(Wrapper):
         multiple: the bound, as a multiple of the cohort's median norm. With fewer than three
             replies there is no bound.
         record: called once per training exchange with each client's weight, norms and share. The
-            share is the client's weight times its norm, divided by the cohort's sum of these.
+            share is the client's weight times its norm, divided by the sum of these products over
+            the cohort.
         tell: called with a message for each part above the bound.
 
     Raises ConfigError as `check_norms` does.
@@ -95,7 +96,7 @@ class Influence(Wrapper):
     def _bounds(
         self, norms: Mapping[int, Mapping[str, float]], parts: list[str]
     ) -> dict[str, float]:
-        """Return part -> bound on its norm, without parts whose norm is unbounded."""
+        """Return the bound on each part's norm, by part; parts without a bound are left out."""
         if len(norms) < _FEWEST:
             return {}
         medians = {name: statistics.median(found[name] for found in norms.values())

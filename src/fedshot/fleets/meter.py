@@ -66,7 +66,7 @@ class Meter(Wrapper):
         return sum(n for line, n in self.bytes.items() if line[0] == phase and line[2] == direction)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return the ledger as rows."""
+        """Return the ledger as a list of rows, each with the keys of `LedgerLine`."""
         names = ("phase", "work", "direction", "part")
         return [
             dict(zip(names, line, strict=True)) | {"bytes": n, "messages": self.messages[line]}

@@ -245,7 +245,7 @@ class PrivateStore:
             or (versions.dtype, shas.dtype) != (torch.int32, torch.int64)
             or (versions.shape, shas.shape) != ((len(versions), 2), (len(versions),))
         ):
-            raise CheckpointError(f"{self._index(round)} is no index of private states. {_FIX}")
+            raise CheckpointError(f"{self._index(round)} is not an index of private states. {_FIX}")
         return Index(versions, shas), sha
 
     def _folder(self, client: int) -> Path:

@@ -1,4 +1,4 @@
-"""The sequential fleet: the reference for the results of other fleets."""
+"""The sequential fleet, whose results are the reference for all other fleets."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ class Sequential:
         self.bank.void(round)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Commit this round's private states and stored client models; return their hashes."""
+        """Commit this round's private states and stored client models; return both hashes.
+
+        They are one string, "private/bank", or only the first if no client model is stored.
+        """
         private, bank = self.host.store.seal(round, keep), self.bank.seal(round, keep)
         return f"{private}/{bank}" if bank else private
 

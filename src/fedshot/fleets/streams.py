@@ -1,7 +1,7 @@
-"""A fleet for GPUs: each runs many clients at a time, by CUDA graphs on streams of their own.
+"""A fleet for GPUs, each of which runs many clients at a time, as CUDA graphs on separate streams.
 
-Every client's work is the same sequence of kernels as alone, so the bits do not depend on how many
-clients run at a time, nor on how they are dealt over GPUs of one model.
+A client's work runs the same sequence of kernels as it would alone. So the bits of its results do
+not depend on how many clients run at a time, nor on which of several equal GPUs runs them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedshot.protocol.exchange import Arrival, Exchange, Reply
 
 
 class Streams(Sequential):
-    """A fleet that deals its clients over the host's devices.
+    """A fleet that distributes its clients over the host's devices.
 
     Args:
         host: the host of the clients.
@@ -64,7 +64,7 @@ class Streams(Sequential):
 
 
 def _parts(reply: Reply) -> Result:
-    """Return the tensors of a reply, and its weight if that is a number."""
+    """Return the tensors of a reply, and its weight if that is a number; None if it is a tensor."""
     parts = {"up": dict(reply.up), "private": reply.private, "metrics": dict(reply.metrics)}
     if isinstance(reply.weight, torch.Tensor):
         return parts | {"weight": reply.weight}, None
@@ -72,5 +72,5 @@ def _parts(reply: Reply) -> Result:
 
 
 def _reply(parts: Tree, weight: float | None) -> Reply:
-    """Return the reply that `_parts` divided."""
+    """Rebuild a reply from the result of `_parts`."""
     return Reply(parts["up"], parts["private"], parts.get("weight", weight), parts["metrics"])

@@ -36,7 +36,7 @@ class Threads(Sequential):
     Args:
         host: the host of the clients.
         workers: number of threads that run clients.
-        intra_op: number of torch threads per worker. Another number changes results by rounding.
+        intra_op: number of torch threads per worker. Changing it changes the rounding of results.
     """
 
     def __init__(self, host: Host, workers: int, intra_op: int = 1) -> None:

@@ -1,6 +1,6 @@
-"""A fleet that drops, delays and corrupts replies by a reproducible plan.
+"""A fleet that drops, delays and corrupts replies according to a reproducible plan.
 
-It is for tests, and for studying how training copes with failures, such as one lost reply in ten.
+It serves tests, and studies of how training copes with failures, such as one lost reply in ten.
 """
 
 from __future__ import annotations
@@ -47,12 +47,15 @@ class Chances:
         if not (all(share >= 0 for share in shares) and sum(shares) <= 1):
             raise ConfigError(
                 f"run.unreliable is drop {self.drop}, delay {self.delay}, corrupt {self.corrupt}; "
-                "expected probabilities that add up to 1 at most."
+                "expected probabilities that add up to at most 1."
             )
 
 
 def by_chance(key: Key, *, drop: float = 0.0, delay: float = 0.0, corrupt: float = 0.0) -> Plan:
-    """Return a plan that disturbs training replies at random, with these probabilities."""
+    """Return a plan that drops, delays or corrupts training replies with these probabilities.
+
+    `key` seeds the random choices.
+    """
 
     def plan(exchange: Exchange, client: int) -> Trouble | None:
         if exchange.phase != "train":
@@ -82,7 +85,7 @@ class Unreliable(Wrapper):
         self.plan = plan
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the arrivals of the fleet, disturbed by the plan."""
+        """Yield the fleet's arrivals after the plan has dropped, delayed or corrupted them."""
         late: list[Arrival] = []
         for arrival in self.fleet.replies(exchange):
             trouble = self.plan(exchange, arrival.client)

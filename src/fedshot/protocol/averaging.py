@@ -26,7 +26,7 @@ E = TypeVar("E")
 
 # Largest n_k * |change| that a mean accepts, where n_k counts examples, not episodes.
 OF_EXAMPLES = 2.0**26
-OF_FEATURES = 2.0**20  # limit of a class's summed features, and of its examples
+OF_FEATURES = 2.0**20  # limit on a class's summed features, and on its number of examples
 
 
 def changes(new: Mapping[str, Tree], old: Tree) -> dict[str, Tree]:
@@ -42,9 +42,9 @@ def local_reply(
     drawn: LocalSteps[E],
     weight: int | None = None,
 ) -> Reply:
-    """Train from the "theta" and "stats" of the message `down`; reply with their changes.
+    """Train from "theta" and "stats" in the message `down`; reply with their changes.
 
-    The reply has the weight `weight`, or if it is None, the client's number of examples.
+    The reply's weight is `weight`, or the client's number of examples if that is None.
     """
     new = local_sgd(episode_loss, optimizer, down["theta"], down["stats"], drawn)
     up = changes({"theta": new.params, "stats": new.stats}, down)

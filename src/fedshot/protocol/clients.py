@@ -65,7 +65,7 @@ class Clients:
         return tuple(self.ids[i] for i in sorted(chosen.tolist()))
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Apply `fn` to every item on the server, with the fleet's cores."""
+        """Apply `fn` to every item on the server, on the fleet's cores; return results in order."""
         return self._fleet.parallel_map(fn, items)
 
     def recall(self, client: int, first: Tree) -> Tree:
@@ -98,12 +98,15 @@ class Clients:
             down: the message; a tree, or `PerClient(fn)`.
             to: ids of the clients.
             reduce: one reducer for each part that the work uploads.
-            key: seeds all random draws; two exchanges of a work in one round need different keys.
+            key: seeds all random draws; two exchanges of the same work in one round need different
+                keys.
 
         Raises:
             QuorumError: the usable replies are fewer than the quorum.
-            DivergenceError: as QuorumError, and most of the faults are values that are not finite
-                or too large.
+            DivergenceError: the usable replies are fewer than the quorum, and most of the faults
+                are values that are not finite or too large.
+            MethodError: `work` is not client work, a client occurs twice in `to`, or the same work
+                has been run with the same key in this round.
         """
         asked = ClientWork.of(work)
         if len(set(to)) != len(to):
@@ -149,7 +152,7 @@ class Clients:
 
 
 def reduce_replies(fleet: Fleet, exchange: Exchange) -> Outcome:
-    """Stream the replies of `exchange` into its reducers.
+    """Stream the replies of `exchange` into its reducers; return the outcome.
 
     The result does not depend on the order of arrival.
     """

@@ -27,9 +27,9 @@ R = TypeVar("R")
 class Reply(NamedTuple):
     """What client work returns.
 
-    `up` has the parts, the named trees that the server reduces. `private` is the tree that stays
-    with the client. `weight` is positive, a number of examples or episodes. `metrics` are scalars
-    that the server averages with this weight and reports.
+    `up` holds the parts: the named trees that the server reduces. `private` is the tree that stays
+    with the client. `weight` is a positive number of examples or episodes. `metrics` are scalars,
+    which the server averages with this weight and reports.
     """
 
     up: Mapping[str, Tree]
@@ -63,7 +63,7 @@ def client_work(draw: str | None = None) -> Callable[[F], F]:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """A method and the name of one of its client works, to run or to request over a network."""
+    """A method and the name of one of its functions that `client_work` has marked."""
 
     method: Any
     name: str
@@ -81,7 +81,7 @@ class ClientWork:
 
     @property
     def exists(self) -> bool:
-        """Whether the method has client work of this name, which a message may ask for."""
+        """Whether the method has client work of this name, so that a message may request it."""
         return not self.name.startswith("_") and hasattr(self._of(self.name), "draw")
 
     @property
@@ -91,7 +91,7 @@ class ClientWork:
         return name
 
     def draw(self, data: Any, key: Key) -> Tree:
-        """Draw from a client's data what the work needs."""
+        """Draw the work's inputs from a client's data; return {} if the work draws nothing."""
         name = self.draw_name
         return {} if name is None else self._of(name)(data, key)
 
@@ -154,7 +154,7 @@ class Fault(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """The reply of one client, or the fault if it gave no usable reply."""
+    """The reply of one client, or the fault if the client sent no usable reply."""
 
     client: int
     reply: Reply | None
@@ -172,7 +172,7 @@ class Sealable(Protocol):
         ...
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Commit the states of this round, and return their hash; rounds `keep` stay readable."""
+        """Commit the states of this round, and return their hash; those in `keep` stay readable."""
         ...
 
     def open(self, round: int, sha: str) -> None:

@@ -1,4 +1,4 @@
-"""What a federated method is: its traits and functions, and the prediction of test episodes."""
+"""The interface of a federated method, and functions that predict test episodes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +67,7 @@ class Traits:
             stores for client i.
         unstackable: why the fleet "vectorised", which stacks clients, cannot run the method; "" if
             it can.
-        warnings: what a run tells the user before round 1.
+        warnings: messages that a run prints before round 1.
     """
 
     max_way: int | None = None
@@ -134,7 +134,7 @@ class Method(ABC, Generic[S]):
 
     @staticmethod
     def retired(method: Mapping[str, Any]) -> str:
-        """Return a message if an option is no longer accepted, with what to set instead, or "".
+        """Return "", or if an option is no longer accepted, a message with its replacement.
 
         Args:
             method: the options of the method that are set.
@@ -144,7 +144,7 @@ class Method(ABC, Generic[S]):
 
     @staticmethod
     def changed_meaning(settings: Mapping[str, Any]) -> str:
-        """Return a message if settings of an older version's run mean something else now, or "".
+        """Return "", or a message if settings had another meaning in an older version.
 
         Args:
             settings: all settings of the run.
@@ -154,7 +154,7 @@ class Method(ABC, Generic[S]):
 
     @property
     def traits(self) -> Traits:
-        """What the method can do and needs; a subclass extends `super().traits` by `replace`."""
+        """What the method can do and needs; a subclass passes `super().traits` to `replace`."""
         return Traits(transductive=self.model.norm_policy == "transductive")
 
     @property
@@ -213,16 +213,24 @@ class EpisodicMethod(Method[S]):
 
 
 class ClientModels(Method[S]):
-    """A method whose clients each predict with their own model."""
+    """A method whose clients each predict with their own model.
+
+    `answer_by` is the argument `by` of `predict_at_clients`.
+    """
 
     answer_by: Literal["turns", "all"] = "turns"
 
     @abstractmethod
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
-        """Return the client's function from an episode to logits; `down` is from `message`."""
+        """Return a function from an episode to logits [queries, way].
+
+        Args:
+            down: the message to the client, with the entries that `message` returned.
+            private: the client's private state.
+        """
 
     def message(self, server: S, clients: Clients, client: int) -> dict[str, Tree]:
-        """Return what the server sends a client in addition to the episodes."""
+        """Return the named trees that the server sends a client in addition to the episodes."""
         del server, clients, client
         return {}
 
@@ -349,10 +357,10 @@ def predict_at_clients(
         work: client work that takes `{"questions": {"17": EvalEpisode, ...}}` and uploads
             `{"logits": {"17": logits, ...}}`, float32 [queries, way].
         clients: the population.
-        eval_episodes: the test episodes; if each is owned by a client, it goes to this client.
+        eval_episodes: the test episodes. If they have owners, each goes to the client that owns it.
         key: key of this evaluation.
-        by: the clients that get an episode without owner. "turns": client u mod K gets episode u,
-            with K clients. "all": every client gets every episode.
+        by: which of the K clients get an episode without an owner. "turns": episode u goes to the
+            client at position u mod K. "all": every client gets every episode.
         down: returns what a client receives in addition to its episodes.
     """
     check_word("by", by, ("turns", "all"))
@@ -394,5 +402,5 @@ def predict_at_clients(
 def predict_all(
     predict: Callable[[EvalEpisode], Tensor], eval_episodes: Mapping[str, EvalEpisode]
 ) -> dict[str, Tensor]:
-    """Return the float32 logits of each episode, by its name."""
+    """Return the logits of each episode, float32 [queries, way], by the episode's name."""
     return {u: predict(eval_episode).detach().float() for u, eval_episode in eval_episodes.items()}

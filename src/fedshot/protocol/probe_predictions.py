@@ -1,4 +1,4 @@
-"""Test episodes as features of the server's encoder, and predictions of a probe from them."""
+"""Embed test episodes with the server's encoder, and predict them with a probe on the features."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def predict_by_probe(
     eval_episodes: Sequence[EvalEpisode],
     clients: Clients,
 ) -> list[Prediction]:
-    """Predict every episode with a probe on features of the encoder; the classifier is not used.
+    """Predict every episode with a probe on the encoder's features, not with the classifier.
 
     Under running statistics, each distinct example is embedded once.
     """

@@ -27,8 +27,8 @@ from fedshot.core import tree
 from fedshot.core.tree import Tree
 from fedshot.nn.kernels import tensors
 
-NOT_FINITE, TOO_LARGE = "holds a value that is not finite", "that is admitted"
-"""Phrases in the reason of a fault that mark a diverging training."""
+NOT_FINITE, TOO_LARGE = "holds a value that is not finite", "more than the limit of"
+"""Phrases in a fault's reason which show that training diverges."""
 
 # Weights are counts. A smaller weight would vanish in the rounding of the sum.
 LIGHTEST, MAX_WEIGHT = 2.0**-16, 2.0**20
@@ -88,8 +88,8 @@ class Mean:
         del client
         if not LIGHTEST <= weight <= self.max_weight:
             return (
-                f"the weight is {weight:.3g}; this mean takes {LIGHTEST:.3g} to "
-                f"{self.max_weight:.3g}, a count of examples or episodes"
+                f"the weight is {weight:.3g}; expected {LIGHTEST:.3g} to {self.max_weight:.3g}, "
+                "a number of examples or episodes"
             )
         return _fault(self.like, part, self.limit / weight)
 
@@ -112,7 +112,7 @@ class Sum:
             if leaf.dtype not in (torch.int64, torch.float32, torch.float64):
                 raise TypeError(
                     f"{path} is {tree.form(leaf)}; a Sum takes int64, float32 or float64, which "
-                    "have room for it"
+                    "are wide enough"
                 )
         return _FixedPoint(self.like, _bits(self.limit, cohort), weighted=False)
 
@@ -181,7 +181,7 @@ def _fault(like: Tree, part: Tree, limit: float | None) -> str | None:
         if not math.isfinite(largest):
             return f"{path} {NOT_FINITE}"
         if largest > limit:
-            return f"{path} holds {largest:.3g}, above the {limit:.3g} {TOO_LARGE}"
+            return f"{path} holds {largest:.3g}, {TOO_LARGE} {limit:.3g}"
     return None
 
 

@@ -63,7 +63,7 @@ class Paper(Selection):
 
 @dataclass(frozen=True)
 class Front:
-    """What the front page shows."""
+    """The content of the front page: the papers, and cells from one recipe as a leaderboard."""
 
     papers: dict[str, Paper]
     leaderboard: Selection
@@ -71,7 +71,7 @@ class Front:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """The comparisons that decide on a claim: one for each column and row in `worse` that is run.
+    """The comparisons that decide a claim: one for each column and each finished row in `worse`.
 
     `published` holds the paper's differences, in percentage points, where cells have the paper's
     data; `seeds` the smaller number of seeds of each comparison's rows. `untrained` counts the
@@ -89,8 +89,8 @@ class ClaimResult:
         """The claim's status.
 
         "reproduced" if all intervals are above 0; "contradicted" if at least one is below 0 and
-        none is above; "not run" without comparisons; else "not shown". A claim with a comparison
-        of an untrained model is "not shown", since what it is about was not at work.
+        none is above; "not run" without comparisons; else "not shown". A claim is always "not
+        shown" if a comparison is of an untrained model, which tells nothing about the method.
         """
         n, above, below = len(self.differences), self.count("above"), self.count("below")
         if not n:

@@ -40,8 +40,8 @@ def load(name: str, results: Path | None = None) -> Recipe:
         assert results is not None
         if (results / name / _ROWS).exists():
             raise ConfigError(
-                f"{results / name / _ROWS} lies beside a {_RECIPE}, but it may only add rows to a "
-                f"recipe of fedshot. Write its rows there, into {_RECIPE}."
+                f"{results / name / _ROWS} is beside a {_RECIPE}, but it may only add rows to a "
+                f"recipe of fedshot. Move its rows into {_RECIPE}."
             )
         return read(name, _tree(results / name / _RECIPE))
     recipe = _loaded(name)

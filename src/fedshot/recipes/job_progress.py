@@ -1,4 +1,4 @@
-"""Shows the progress of trainings in worker processes: of recipes, and of sweeps."""
+"""Show the progress of worker processes, which train the cells of a recipe or points of a sweep."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def show_jobs(
     *,
     silent: bool,
 ) -> None:
-    """Run the jobs that yield `events`, and show them: a table on a terminal, lines elsewhere.
+    """Read all events, which runs the jobs, and show progress.
 
-    With `silent`, nothing is shown.
+    A terminal shows `table()`, which is updated; elsewhere each event is a line, with the name
+    `named(job)`. With `silent`, nothing is shown.
     """
     console = Console(stderr=True)
     if silent or not console.is_terminal:

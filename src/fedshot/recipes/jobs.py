@@ -23,12 +23,12 @@ from fedshot.core.machine import cores
 from fedshot.methods import user_methods
 
 _END = ("done", "refused", "failed")
-_HEADROOM = 1.25  # free memory needed to start a worker, in highest peaks of a worker so far
+_HEADROOM = 1.25  # free memory needed to start a worker, as a multiple of the highest peak so far
 
 
 @dataclass(frozen=True)
 class Job:
-    """One training that a worker process runs."""
+    """One training run, which a worker process executes."""
 
     key: str  # name of the job, unique in a queue
     do: str  # "train", "follow" or "tune"

@@ -1,9 +1,9 @@
 """Points that Optuna's tree-structured Parzen estimator proposes for a sweep.
 
-Its study is in `optuna.log`, in the folder of the sweep, so that a stopped search continues. A
-proposal depends only on the results before it. Without `--jobs`, one point is proposed at a time.
-With more `--jobs` than seeds, several points are proposed before their results are known, so other
-`--jobs` propose other points.
+Optuna's study is stored in `optuna.log` in the sweep's folder, so that a stopped search can
+continue. A proposal depends only on the results before it. Without `--jobs`, one point is proposed
+at a time. With more `--jobs` than seeds, several points are proposed before their results are
+known, so the proposals depend on the number of `--jobs`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def require_optuna() -> Any:
 def search(sweep: Sweep) -> Iterator[Event]:
     """Propose and train points until the requested number has finished; yield the events.
 
-    A failed training ends the search; the same command continues with its point.
+    A failed training run ends the search; if repeated, the command tries the same point again.
     """
     optuna = require_optuna()
     backend = optuna.storages.journal.JournalFileBackend(str(sweep.folder / _FILE))

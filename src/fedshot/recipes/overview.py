@@ -19,7 +19,7 @@ from fedshot.reports.table import add_row, grid, plain_text
 
 @dataclass(frozen=True)
 class Line:
-    """A recipe in the list. Its cells are numbers of a table: a row in a column."""
+    """A recipe in the list. A cell of a recipe is one number of its table: a row in a column."""
 
     name: str
     title: str
@@ -66,10 +66,10 @@ def overview_text(lines: list[Line], options: argparse.Namespace) -> str:
         add_row(table, (line.name, what, line.data, cells, missing, _time(line)))
     text = [line for line in plain_text(table, 130).splitlines() if line]
     text.append(
-        "Cells: those whose method exists, of all. Time: estimate for those cells that the data "
-        f"here can form, budget {options.budget or 'small, or the first'}, "
-        f"{count(options.seeds, 'seed')}, on this machine, from two rounds of each. `--measure` "
-        "times the cells that are not measured."
+        "Cells: number of cells whose method exists, and of all cells. Time: estimate for the "
+        "cells that can be trained on the data here, with budget "
+        f"{options.budget or 'small, or the first'} and {count(options.seeds, 'seed')}, on this "
+        "machine, from two rounds of each. `--measure` times the cells that are not measured."
     )
     return "\n".join(text)
 

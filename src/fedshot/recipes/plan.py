@@ -1,4 +1,4 @@
-"""Check whether a cell (row and column of a recipe) can be trained, and write notes on it."""
+"""Check whether a cell (row and column of a recipe) can be trained, and note how it was trained."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Obstacle:
 def check_cell(cell: Cell, data_dir: str | None) -> tuple[Obstacle | None, dict[str, Any] | None]:
     """Return why a cell cannot be trained, or else what `facts_of` says about its data.
 
-    Loads and partitions the data as a training with seed 0 does, which takes as long.
+    The data are loaded and partitioned as for training with seed 0, which takes as long.
     """
     if cell.row.method not in METHODS:
         reason = (
@@ -109,8 +109,8 @@ def marks(
         budget = f" of budget {cell.budget.trials_as}" if cell.budget.trials_as else ""
         found.append(f"tuned with {trials} trials{budget}: {options or 'the recipe as it stands'}")
     found += data_marks(every)
-    for name, text in (("unanswered", "test episodes without an answer"),
-                       ("diverged", "answers that are not finite, counted as wrong")):  # fmt: skip
+    for name, text in (("unanswered", "test episodes without a prediction"),
+                       ("diverged", "predictions not finite, counted as wrong")):  # fmt: skip
         total = sum(one["test"][name] for one in every)
         if total:
             found.append(f"{total} {text}")
@@ -119,19 +119,19 @@ def marks(
     for name, text in (("followed", "whose rounds are the same"),
                        ("shared", "which has the same settings")):  # fmt: skip
         others = sorted({one[name] for one in every if name in one})
-        found += [f"the training of {other}, {text}" for other in others]
+        found += [f"shares the training of {other}, {text}" for other in others]
     if cell.exchanges < cell.budget.exchanges:
         found.append(
-            f"stops after {count(cell.exchanges, 'communication round')} of the "
-            f"{cell.budget.exchanges:,} that others have"
+            f"stops after {count(cell.exchanges, 'communication round')}; other rows have "
+            f"{cell.budget.exchanges:,}"
         )
     times = max(one.get("exchanges", 0) for one in every)
     if times > cell.row.exchanges:
         found.append(
-            f"talks to its clients {count(times, 'time')} in a round, and is given the rounds of a "
-            f"method that does so {count(cell.row.exchanges, 'time')}"
+            f"has {count(times, 'exchange')} with its clients in a round, but as many rounds as a "
+            f"method with {cell.row.exchanges}"
         )
-    for name, text in (("faults", "replies refused or lost"), ("skipped", "rounds skipped")):
+    for name, text in (("faults", "replies rejected or lost"), ("skipped", "rounds skipped")):
         total = sum(one[name] for one in every)
         if total:
             found.append(f"{total} {text}")
@@ -142,7 +142,7 @@ def seed_marks(result: CellResult) -> list[str]:
     """Return notes on missing seeds, and on seeds that are not comparable."""
     seeds, found = sorted(result.seeds), []
     if seeds != list(range(len(seeds))):
-        found.append(f"of seeds {', '.join(map(str, seeds))} alone")
+        found.append(f"only seeds {', '.join(map(str, seeds))}")
     for name, place in (("test episodes", "test.tasks"), ("data", "data.digest")):
         if len({trees.at(one, place) for one in result.seeds.values()}) > 1:
             found.append(f"NOT ONE CELL: its seeds differ in their {name}")
@@ -172,14 +172,14 @@ def made_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
     # A cell that shares a training has two histories: of its training and of its test.
     histories = [parts for one in every for parts in (one["made"], one.get("answered", []))]
     if any(len(versions(parts)) > 1 or len(kinds(parts)) > 1 for parts in histories):
-        found.append("stopped, and gone on with under other code or on another machine")
+        found.append("stopped, and resumed with other code or on another machine")
     elif len(versions(part for one in every for part in one["made"])) > 1:
-        found.append("seeds by several versions of the code")
+        found.append("seeds trained by several versions of the code")
     parts = [part for history in histories for part in history]
     if any(part["commit"].endswith("+") or part["commit"] == "unknown" for part in parts):
-        found.append("made with code that was not committed")
+        found.append("trained with code that was not committed")
     if len(kinds(parts)) > 1:
-        found.append("seeds of several kinds of machine")
+        found.append("seeds trained on several kinds of machine")
     return found
 
 

@@ -94,7 +94,7 @@ def planes(recipe: Recipe, states: Sequence[State]) -> str:
             text = f"{100 * score['accuracy']:.1f} ± {100 * score['interval']:.1f} %"
             left.set_title(f"{state.cell.row.label}, {text}")
             _regions(left, state.result.first["plane"])
-            right.set_title("what was taken for what, %")
+            right.set_title("confusion matrix, %")
             _confusion(right, total_confusion(one["test"] for one in state.finished))
 
     title = recipe.title_of(state.cell for state in states)
@@ -143,5 +143,5 @@ def _confusion(axes: Axes, total: Mapping[str, Mapping[str, int]]) -> None:
                   color="white" if share > 60 else INK)  # fmt: skip
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(names)), names)
-    axes.set_xlabel("taken for")
-    axes.set_ylabel("class")
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")

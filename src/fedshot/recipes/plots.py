@@ -68,8 +68,8 @@ _Points: TypeAlias = Sequence[tuple[float, State]]
 def curve(recipe: Recipe, states: Sequence[State]) -> str:
     """Return the figure of a recipe of kind "curve": a line with 95 % intervals for each row.
 
-    Hollow diamonds are the published numbers. A cross marks a result that is no fair estimate; the
-    legend states the reason.
+    Hollow diamonds are the published numbers. A cross marks a result that is not a fair estimate;
+    the legend states the reason.
     """
     labels = {state.cell.row.key: state.cell.row.label for state in states}
     lines = [
@@ -134,7 +134,7 @@ def swept(states: Sequence[State]) -> list[State]:
 
 
 def _draw_lines(axes: Axes, lines: Iterable[tuple[str, _Points]], values: Sequence[float]) -> None:
-    """Draw lines and published numbers over `values`; mark results that are no fair estimate."""
+    """Draw lines and published numbers over `values`; mark results that are not fair estimates."""
     for i, (label, points) in enumerate(lines):
         held = [(x, state.result.score) for x, state in points if state.result]
         if held:
@@ -175,7 +175,7 @@ def _style(i: int) -> dict[str, Any]:
 
 
 def _not_honest(points: _Points) -> dict[str, list[tuple[float, float]]]:
-    """Return the points (x, accuracy in percent) that are no fair estimates, keyed by reason."""
+    """Return the points (x, accuracy in percent) that are not fair estimates, keyed by reason."""
     found: dict[str, list[tuple[float, float]]] = {}
     for x, state in points:
         if state.result is not None and (texts := not_honest(state.result.settings)):

@@ -114,7 +114,7 @@ def _kind(found: Mapping[str, Any]) -> str:
 
 
 def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]:
-    """Record that code and machine `here` train a run from after `round`; return the history."""
+    """Record the code and machine (`here`) that train a run after `round`; return the history."""
     path = folder / _FILE
     unknown = {"commit": "unknown", "machine": here["machine"]}
     try:

@@ -1,6 +1,6 @@
 """Build a `Recipe` from the content of its file.
 
-A recipe raises an error if it is invalid or compares methods on unequal terms. Rows that a user
+An error is raised if the recipe is invalid or compares methods on unequal terms. Rows that a user
 adds to a recipe follow the same rules.
 """
 
@@ -25,7 +25,7 @@ _RESERVED = {"column": re.compile("tune", re.IGNORECASE), "budget": re.compile("
 
 
 class _Part(NamedTuple):
-    """What a key's value must be: allowed types, their description, allowed types of items."""
+    """The valid values of a key: their types, a description, and the types of a list's items."""
 
     kinds: tuple[type, ...]
     words: str
@@ -39,7 +39,7 @@ _COUNT = _Part((int,), "a whole number, 1 or more")
 _OF_COLUMNS = _Part(
     (list,), "a list with a number in percent, or null, for each column", (int, float, type(None))
 )
-_TUNE = _Part((dict,), "options, as method.inner_lr, and their search spaces", (dict,))
+_TUNE = _Part((dict,), "options, such as method.inner_lr, and their search spaces", (dict,))
 # The keys of a file are the names of the fields of Recipe, Column, Budget and Row.
 _RECIPE = {
     "title": _TEXT, "source": _TEXT, "kind": _TEXT, "measure": _TEXT, "axis": _TEXT,
@@ -55,7 +55,7 @@ _BUDGET = {
 _ROW = {
     "label": _TEXT, "settings": _TREE, "exchanges": _COUNT, "stops_after": _COUNT, "tune": _TUNE,
     "departs": _TEXTS, "published": _OF_COLUMNS, "spread": _OF_COLUMNS, "trained_as": _TEXT,
-    "trained_in": _Part((dict,), "columns and columns", (str,)),
+    "trained_in": _Part((dict,), "columns, and for each the column whose training it has", (str,)),
     "at": _Part((dict,), "axes and numbers", (int, float)),
 }  # fmt: skip
 
@@ -180,14 +180,14 @@ def _row(what: str, key: str, tree: Any, n: int) -> Row:
     _check_places(what, [place for place, _ in trees.flat(parts["settings"])], searched=False)
     _check_places(what, parts.get("tune", {}))
     if not len(parts["published"]) == len(parts["spread"]) == n:
-        raise ConfigError(f"{what} has {len(parts['published'])} numbers, {n} columns.")
+        raise ConfigError(f"{what} has {len(parts['published'])} numbers for {n} columns.")
     return Row(key, **parts)
 
 
 def _check_layer(what: str, settings: Mapping[str, Any]) -> None:
     for place in ("seed", "name"):
         if place in settings:
-            raise ConfigError(f"{what} sets {place}, which differs for every training. Remove it.")
+            raise ConfigError(f"{what} sets {place}, which differs between runs. Remove it.")
 
 
 def _check_places(what: str, places: Iterable[str], *, searched: bool = True) -> None:
@@ -195,7 +195,7 @@ def _check_places(what: str, places: Iterable[str], *, searched: bool = True) ->
     for place in places:
         if not any(f"{place}.".startswith(f"{may}.") for may in ROW_MAY_SET):
             raise ConfigError(
-                f"{what} sets {place}; a row may set {', '.join(ROW_MAY_SET)} alone, so that all "
+                f"{what} sets {place}; a row may set only {', '.join(ROW_MAY_SET)}, so that all "
                 "methods of a column are compared on equal terms."
             )
         if searched and (place in ("method", "model.head") or place.endswith(".name")):
@@ -233,7 +233,7 @@ def _check(recipe: Recipe) -> None:
     what = f"recipe {recipe.name}"
     columns, budgets = list(recipe.columns.values()), list(recipe.budgets.values())
     if recipe.kind != "picture" and not (recipe.rows and columns and budgets):
-        raise ConfigError(f"{what} needs rows, columns and budgets, one of each at least.")
+        raise ConfigError(f"{what} needs rows, columns and budgets, at least one of each.")
     for over in product(
         [c.settings for c in columns] or [{}], [b.settings for b in budgets] or [{}]
     ):

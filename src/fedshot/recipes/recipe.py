@@ -1,4 +1,4 @@
-"""A recipe: a published table or figure as a grid of cells; each cell is one training.
+"""A recipe: a published table or figure as a grid of cells; each cell is trained and tested.
 
 A recipe is a YAML file. The settings of a cell merge those of the recipe, the column, the budget,
 the row, and the budget's settings for the row, in this order. Only a row names a method, and it may
@@ -208,10 +208,10 @@ class Cell:
         return any(cell.lead.key == self.key for cell in every if cell.lead)
 
     def settings(self, seed: int = 0, chosen: Mapping[str, Any] | None = None) -> Settings:
-        """Return the configuration of one training of this cell.
+        """Return the configuration of one training run of this cell.
 
         Args:
-            seed: seed of the training and of the partition.
+            seed: seed of the training run and of the partition.
             chosen: options that tuning chose, by dotted key path.
         """
         tree = self._layered

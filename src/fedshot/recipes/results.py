@@ -68,7 +68,7 @@ Validated: TypeAlias = Annotated[list[Any], AfterValidator(_checked_point)]
 
 
 class _Seed(TypedDict):
-    """The facts of one training that tables use."""
+    """The facts about one training run that tables use."""
 
     test: Annotated[ScoreJson, AfterValidator(_complete)]
     queries: Whole
@@ -120,7 +120,7 @@ class CellResult:
     row: str
     column: str
     settings: Settings  # the whole configuration, without name and seed
-    seeds: Mapping[int, Mapping[str, Any]]  # seed -> facts of its training
+    seeds: Mapping[int, Mapping[str, Any]]  # seed -> facts about its training run
     tuned: Mapping[str, Any] | None = None  # options that tuning chose; None without tuning
     path: Path | None = field(default=None, compare=False)
 
@@ -160,7 +160,7 @@ def command(results: Sequence[CellResult], patterns: Sequence[str], seeds: int) 
 
 
 def validation_curve(seed: Mapping[str, Any]) -> dict[int, float]:
-    """Return round -> validation accuracy of one training."""
+    """Return round -> validation accuracy of one training run."""
     return {round: accuracy for round, accuracy, _ in seed["validation"]}
 
 
@@ -243,7 +243,7 @@ def outdated(result: CellResult, cell: Cell, chosen: Mapping[str, Any] | None) -
     try:
         return difference(result.settings, identity(cell, chosen))
     except ConfigError as error:
-        return f"refused as it is now: {error}"
+        return f"its current settings are invalid: {error}"
 
 
 def shared(
@@ -253,16 +253,16 @@ def shared(
     every: Iterable[CellResult],
     here: Mapping[str, Any] | None,
 ) -> dict[int, dict[str, Any]]:
-    """Return trainings of other cells with exactly the settings of `cell`: seed -> facts.
+    """Return seed -> facts of other cells' training runs that have exactly the settings of `cell`.
 
-    Settings, data and seed determine a training. The other cell's name is in "shared".
+    Settings, data and seed determine a training run. "shared" in the facts names the other cell.
 
     Args:
         cell: the cell.
         variant: its budget and tuning.
         chosen: options that tuning chose for it.
         every: finished cells of any recipe.
-        here: facts of the data on this machine; trainings on other data are left out.
+        here: facts about the data on this machine; runs on other data are left out.
     """
     own = (cell.recipe.name, variant, cell.key)
     alike = [r for r in every
@@ -281,7 +281,7 @@ def shared(
 
 
 def kept(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a training as stored: accuracies of episodes as counts, where possible.
+    """Return the facts about a training run as they are stored, with counts for accuracies.
 
     "right" counts the correct predictions of each episode. Accuracies are stored instead if an
     episode's accuracy is a mean over clients. They are also stored if the episodes differ in their

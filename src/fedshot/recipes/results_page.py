@@ -41,7 +41,7 @@ _WIDTH, _HEIGHT = 560, 190  # pixels of a validation curve's plot
 
 @dataclass(frozen=True)
 class _Table:
-    """The finished cells of a recipe in one variant, with a note's letters for each cell."""
+    """The finished cells of a recipe in one variant (budget and tuning)."""
 
     recipe: Recipe
     variant: str
@@ -76,7 +76,7 @@ def pages(
     Results that are out of date are listed at the end of the front page.
 
     Args:
-        results: the folder of finished cells; `RECIPE/notes.md` in it stands on a recipe's page.
+        results: the folder of finished cells; a recipe's page includes `RECIPE/notes.md` from it.
         recipes: the recipes by name.
         name: name of the front page, and of the folder of the other pages.
         figures: `results`, relative to the page of a recipe.
@@ -112,7 +112,7 @@ def pages(
 def _tables(
     every: Sequence[CellResult], recipes: Mapping[str, Recipe]
 ) -> tuple[_Tables, list[str]]:
-    """Return the tables of up-to-date results, and a text for each result that is out of date."""
+    """Return the tables of up-to-date results, and a message for each outdated result."""
     tables: dict[tuple[str, str], _Table] = {}
     left_out: list[str] = []
     key = attrgetter("recipe", "variant")
@@ -202,7 +202,7 @@ def _conditions(table: _Table, paper: Paper) -> list[str]:
 
 
 def _evidence(result: ClaimResult) -> list[str]:
-    """Return the texts of a claim's line: comparisons, published and own differences, seeds."""
+    """Return a claim's line: comparisons, published differences, fedshot's differences, seeds."""
     found = result.differences
     if not found:
         return ["-"] * 4
@@ -308,8 +308,8 @@ def _figures(
     found = []
     if recipe.kind == "table" and with_learning_curves(states):
         caption = (
-            "What the exchanges bought: accuracy on the validation classes, mean over seeds; a dot "
-            "is the round that they chose for the test."
+            "Accuracy on the validation classes during training, mean over seeds; a dot is the "
+            "round that they chose for the test."
         )
         for by in recipe.against:
             found.append((caption, f"{title}, against {by}", f"{link}{AGAINST[by]}.svg"))

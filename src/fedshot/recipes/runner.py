@@ -53,7 +53,7 @@ class Request:
     recipe: Recipe
     budget: str = "small"
     patterns: tuple[str, ...] = ()  # select cells by "row/column"; empty for all cells
-    seeds: int = 3  # trainings of each cell, with seeds 0, 1, ...
+    seeds: int = 3  # number of training runs of each cell, with seeds 0, 1, ...
     tune: int = 0  # tuning trials for each method; 0 for no tuning
     jobs: int | None = None  # processes at a time; None for as many as cores and memory allow
     runs: Path = Path("runs")
@@ -152,7 +152,7 @@ class RecipeRunner:
                 state.result = self.results.add(state.cell, variant, chosen, seed, found[seed])
 
     def _jobs(self) -> list[Job]:
-        """Return the jobs by seed; in a seed, cells that reuse a training of another come last."""
+        """Return the jobs, sorted by seed; within a seed, cells that share a training come last."""
         ready = sorted(self._ready(), key=lambda state: state.cell.lead is not None)
         return [
             self._job(state.cell, seed, "train", self._chosen(state.cell))
@@ -187,7 +187,7 @@ class RecipeRunner:
         return Job(key, do, settings, folder, where.data_dir, lead, keep, where.device)
 
     def _run_of(self, cell: Cell, seed: int, chosen: Chosen | None) -> tuple[dict[str, Any], Path]:
-        """Return the settings of a training and the folder of its run."""
+        """Return the settings and the folder of a training run."""
         settings = cell.settings(seed, chosen)
         nameless = {**settings, "name": ""} | user_methods.noted(cell.row.method)
         text = json.dumps(nameless, sort_keys=True)
@@ -320,15 +320,15 @@ def _check_same_data(state: State, here: str | None) -> None:
 def _other_data(what: str, trained_on: str, here: str, path: Path | None) -> Obstacle:
     return Obstacle(
         "refused",
-        f"{what} on other data ({trained_on[:12]}) than is here ({here[:12]}). Restore the data, "
-        f"or move {path} away to start again.",
+        f"{what} on other data ({trained_on[:12]}) than those here ({here[:12]}). Restore the "
+        f"data, or move {path} away to start again.",
     )
 
 
 def current(
     name: str, variant: str, results: Sequence[CellResult], recipe: Recipe | None
 ) -> tuple[list[State], list[str]]:
-    """Return a `State` for each up-to-date result, and a text for each outdated result.
+    """Return a `State` for each up-to-date result, and a message for each outdated result.
 
     Args:
         name: name of the recipe of all `results`.
@@ -368,5 +368,5 @@ def _trials_changed(result: CellResult, cell: Cell) -> str | None:
     except (CheckpointError, ConfigError) as error:
         return str(error)
     if chosen is None:
-        return f"{file.name}, its trials, is missing or of another search"
-    return None if chosen == result.tuned else f"{file.name}, its trials, chose other options"
+        return f"its file of trials, {file.name}, is missing or belongs to another search"
+    return None if chosen == result.tuned else f"the trials in {file.name} chose other options"

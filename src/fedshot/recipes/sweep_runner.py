@@ -1,9 +1,9 @@
 """A sweep: one configuration, trained with several values of some options and several seeds.
 
 A point of a sweep is one value for each of these options. Points are ranked by validation accuracy,
-the mean over seeds. The test is evaluated for the point with the highest one alone, once every
-point has finished. `sweep.json` in the folder of the sweep holds the finished points; their runs
-are below `runs`.
+averaged over seeds. Once every point has finished, only the first point of the ranking is tested.
+`sweep.json` in the folder of the sweep holds the finished points; their runs are in its subfolder
+`runs`.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def named_space(path: str, values: str | list[Any]) -> tuple[str, Space]:
 
 
 def begun(folder: Path) -> bool:
-    """Whether a folder holds a sweep, whose trainings may all be unfinished."""
+    """Whether a folder holds a sweep, even one without a finished point."""
     return (folder / _FILE).exists() or any(folder.glob("runs/*.s*"))
 
 
@@ -138,8 +138,8 @@ class Point:
 
     Args:
         options: values of the swept options, by dotted key path.
-        trials: what the worker reports of its training with each seed; empty until all finish.
-        running: seed -> (round, rounds) of the trainings in progress.
+        trials: what the worker reports about the training run of each seed; empty until all finish.
+        running: seed -> (round, rounds) of the training runs in progress.
         failed: why a training failed; "" if none did.
     """
 
@@ -160,7 +160,7 @@ class Point:
 
     @property
     def diverged(self) -> str:
-        """Why one of its trainings diverged; "" if none did."""
+        """Why training diverged with one of the seeds; "" if it did with none."""
         return next((str(one["diverged"]) for one in self.trials if one.get("diverged")), "")
 
     @property
@@ -172,14 +172,14 @@ class Point:
 
 @dataclass
 class Sweep:
-    """The points of a sweep: those in its folder, and those of the spaces.
+    """The points of a sweep: those in its folder, and those taken from its search spaces.
 
     Args:
         folder: folder of the sweep.
         base: the base configuration, for all options that a point does not set.
         spaces: the search space of each swept option, by dotted key path.
-        seeds: trainings of each point, with seeds 0, 1, ...; at least as many as the finished
-            points have.
+        seeds: number of training runs of each point, with seeds 0, 1, ...; raised to the number
+            that finished points in the folder have.
         random: number of random points; 0 for all combinations of the values, or `optuna`.
         optuna: number of points that Optuna proposes; 0 for none.
         jobs: processes at once; None for as many as cores and memory allow.
@@ -235,11 +235,12 @@ class Sweep:
         return [self.points.setdefault(point.key, point) for point in made]
 
     def check(self) -> None:
-        """Check every point's configuration, and the data with those of the first.
+        """Check every point's configuration, and the data, with the first point's options.
 
         Raises:
-            ConfigError: a point is invalid, validation is no fair estimate, there are no validation
-                classes, the finished points were trained on other data, or Optuna is missing.
+            ConfigError: a point is invalid, validation is not a fair estimate, there are no
+                validation classes, the finished points were trained on other data, or Optuna is
+                missing.
             DataError: the data is missing or too small.
         """
         if self.optuna:
@@ -258,7 +259,7 @@ class Sweep:
         if self._data not in ("", here):
             raise ConfigError(
                 f"the points in {self.folder} were trained on other data "
-                f"({self._data[:12]}) than is here ({here[:12]}). Restore the data, or choose "
+                f"({self._data[:12]}) than those here ({here[:12]}). Restore the data, or choose "
                 "another folder."
             )
         self._data = here
@@ -311,7 +312,7 @@ class Sweep:
         return f"{'test ' if do == 'train' else ''}{self.label(self.points[key])}, seed {seed}"
 
     def settings(self, point: Point, seed: int = 0) -> Settings:
-        """Return the configuration of one training of a point."""
+        """Return the configuration of a point's training run with this seed."""
         words = [f"--{path}={json.dumps(value)}" for path, value in point.options.items()]
         settings, _ = override(self.base, words)
         return {**settings, "name": f"point-{point.key}", "seed": seed}
@@ -322,7 +323,7 @@ class Sweep:
 
     @property
     def ranking(self) -> list[Point]:
-        """The finished points without a diverged training, by validation accuracy."""
+        """The finished points that did not diverge with any seed, by validation accuracy."""
         held = [one for one in self.points.values() if len(one.accuracies) == self.seeds]
         return sorted(held, key=lambda one: (-fmean(one.accuracies), one.order))
 
@@ -338,7 +339,7 @@ class Sweep:
         return all((folder / RESULT).exists() for folder in folders)
 
     def test(self) -> ComparisonRow | None:
-        """Return the test of the chosen point, averaged over seeds by episode; None before it."""
+        """Return the chosen point's test result, the mean over seeds; None if it is not tested."""
         point = self.chosen
         if point is None or not self.is_tested(point):
             return None
@@ -391,7 +392,7 @@ class Sweep:
         storage.write_bytes(self.folder / _FILE, text.encode(), sync=True)
 
     def _read(self) -> None:
-        """Take over the finished points of the folder."""
+        """Load the finished points from the sweep's file, if it exists."""
         path = self.folder / _FILE
         if not path.exists():
             return
@@ -399,7 +400,7 @@ class Sweep:
         if changed := difference(tree["settings"], self.base):
             raise ConfigError(
                 f"{self.folder} holds a sweep of another base configuration: {changed}. "
-                "Go on with the same one, or choose another folder."
+                "Use the same one, or choose another folder."
             )
         self._data = tree["data"]
         for held in tree["points"]:

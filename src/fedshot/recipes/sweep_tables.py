@@ -75,12 +75,12 @@ def notes(sweep: Sweep) -> list[str]:
         "optimistic; the test is a fair estimate.",
     ]
     if chosen is None:
-        found.append("The test is evaluated when every point has finished, for the first alone.")
+        found.append("Once every point has finished, only the first is tested.")
     earlier = [p for p in sweep.points.values() if p is not chosen and sweep.is_tested(p)]
     if earlier:
         found.append(
-            f"{count(len(earlier), 'other point was', 'other points were')} first, and tested, "
-            "before the sweep had all these points."
+            f"{count(len(earlier), 'other point was', 'other points were')} ranked first and "
+            "tested before the sweep had all these points."
         )
     return found
 
@@ -114,7 +114,7 @@ def _page(sweep: Sweep, found: Rows) -> bytes:
         FigureBlock(
             "against", f"Validation accuracy against {joined(list(names.values()))}",
             "Each dot is a point of the sweep: the mean over seeds, with the 95 % interval over "
-            "validation episodes. Points also differ in the other options.", against,
+            "validation episodes. The points also differ in the other swept options.", against,
         ),
         FigureBlock(
             "curves", "Validation accuracy during training",

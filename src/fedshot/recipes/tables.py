@@ -127,7 +127,7 @@ def difference(state: State) -> str:
 
 
 def _data(states: Sequence[State]) -> list[str]:
-    """Return a line with the data sets and their hashes; no line while none is known."""
+    """Return a line with the data sets and their hashes, in a list; [] if none is known yet."""
     every = [state.result.first if state.result else state.facts for state in states]
     held = {one["data"]["digest"]: one["data"] for one in every if one}
     texts = [f"{data['name']}, {data['examples']:,} examples ({digest[:12]})"
@@ -136,7 +136,7 @@ def _data(states: Sequence[State]) -> list[str]:
 
 
 def raw_pixels(states: Sequence[State]) -> list[str]:
-    """Return a line with the raw-pixel baseline of each column; no line if no cell has one."""
+    """Return a line with each column's raw-pixel baseline, in a list; [] if no cell has one."""
     texts = [
         f"{printable(state.cell.column.label)} {percent(held['accuracy'], held['interval'])}"
         for state in states

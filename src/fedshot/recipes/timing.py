@@ -168,7 +168,7 @@ def keep(cell: Cell, found: Mapping[str, Any]) -> None:
 
 
 def steps(settings: Mapping[str, Any]) -> int:
-    """Return the steps of a local update; 1 for a method without the option `local_steps`."""
+    """Return the number of steps of a local update; 1 for a method without `local_steps`."""
     default = _options(settings).get("local_steps")
     return int(settings["method"].get("local_steps", default.default if default else 1))
 

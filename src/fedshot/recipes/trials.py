@@ -1,4 +1,4 @@
-"""Trials of hyper-parameters, for `--tune` of recipes and for sweeps.
+"""Trials of hyper-parameter values, for sweeps and for the option `--tune` of recipes.
 
 A search space of an option is `{choice: [...]}`, `{log: [a, b]}`, `{linear: [a, b]}` or
 `{int: [a, b]}`, whose ends are included. Trials are judged by validation accuracy alone.
@@ -37,8 +37,8 @@ def is_space(kind: Any, values: Any) -> bool:
 def draws(spaces: Mapping[str, Space], n: int) -> list[dict[str, Any]]:
     """Return n random draws of the options, by dotted key path.
 
-    The i-th value of an option depends only on i, on its key path and on its space. More draws
-    therefore begin with the same ones.
+    The i-th value of an option depends only on i, on its key path and on its space. So a larger n
+    begins with the same draws.
     """
     key = Key(0).at("tune")
     return [
@@ -94,7 +94,8 @@ def check_honest(
     """
     if reasons := not_honest(settings):
         raise ConfigError(
-            f"trials are judged on validation classes, but for {what}: {'; '.join(reasons)}. {fix}"
+            f"trials are judged on validation classes, by all clients; for {what}, "
+            f"{'; '.join(reasons)}. {fix}"
         )
 
 
@@ -104,10 +105,10 @@ def train(
     done: Callable[[str, list[Facts]], None],
     failed: Callable[[str, int, str], None],
 ) -> Iterator[Event]:
-    """Train the jobs of several groups and yield the events of the workers.
+    """Run the jobs of several groups and yield the events of the workers.
 
     Args:
-        groups: jobs by group. Jobs of a group with the same key are trained once.
+        groups: jobs by group. Jobs of a group with the same key are run once.
         most: processes at once; None for as many as cores and memory allow.
         done: called with a group and the facts of each of its jobs, when all have finished.
         failed: called with a group, the index of a job that failed, and the reason.

@@ -2,10 +2,10 @@
 
 Trial 0 is the recipe without changes. The other trials draw each option from its search space; rows
 that search an option in the same space draw the same values. The trials train in the recipe's first
-column with the seed `SEED`. Their budget is that of the cells, or the budget that this one names in
-`trials_as`. The options of the trial with the highest validation accuracy, at the round that would
-be tested, become the row's options in all columns. Trials that diverge are not chosen. Novel
-classes are never used.
+column with the seed `SEED`. Their budget is that of the cells, or the shorter budget that the
+cells' budget names in `trials_as`. The options of the trial with the highest validation accuracy,
+at the round that would be tested, become the row's options in all columns. Trials that diverge are
+not chosen. Novel classes are never used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedshot.recipes.results import identity
 from fedshot.recipes.trials import accuracy, best, check_honest, draws
 
 SEED = 1_000
-"""Seed of all trials; reported trainings have smaller seeds."""
+"""Seed of all trials; reported results have smaller seeds."""
 _FIX = (
     "Leave out --tune, or set run.choose to 'validation' and test.first_client_only to false in "
     "the recipe's first column."

@@ -19,7 +19,8 @@ _NUMBERED = 30  # maximum number of client numbers that fit beside an axis
 def affinity_groups(q: NDArray[np.float64], groups: int) -> list[int]:
     """Return each client's group, found by average linkage on the mean of Q_ij and Q_ji.
 
-    The diagonal, which is minus infinity, is ignored. Groups are numbered by their first clients.
+    `q` is the affinity matrix Q [clients, clients]; its diagonal, minus infinity, is ignored.
+    Groups are numbered from 0 in the order of their first clients.
     """
     from sklearn.cluster import AgglomerativeClustering
 
@@ -33,7 +34,7 @@ def affinity_groups(q: NDArray[np.float64], groups: int) -> list[int]:
 
 
 def affinity_picture(q: NDArray[np.float64], groups: Sequence[int] | None = None) -> str:
-    """Return the SVG of an affinity matrix: row i shows how much each model helped client i.
+    """Return the SVG of an affinity matrix; row i shows how much the others' models help client i.
 
     Args:
         q: affinity matrix [clients, clients]; the diagonal is ignored.

@@ -138,7 +138,7 @@ class _Thumbnail(NamedTuple):
 def _sample(one: Path | str, side: int) -> str | _Thumbnail | None:
     """Return an excerpt of a text, or a small copy of an image; None if it cannot be read.
 
-    The copy contains no metadata, such as metadata written by cameras.
+    The copy contains no metadata, such as the place where a photo was taken.
     """
     if isinstance(one, str):
         return shortened(one, _EXCERPT)

@@ -30,7 +30,7 @@ _POINTS = 300  # maximum number of clients drawn as points; of more, only outlie
 AXES = {"rounds": "communication round", "megabytes": "MB sent and received, all clients together",
         "seconds": "seconds of training"}  # fmt: skip
 KINDS = {"peeked": "the test's (NOT HONEST)"}
-"""`Series.episodes` -> its name on the page, if that is another word."""
+"""Value of `Series.episodes` -> its name on the page, where the two differ."""
 
 
 def curves(
@@ -102,7 +102,11 @@ def training_metric(lines: Mapping[str, Line], metric: str, colours: Mapping[str
 
 
 def points(name: str, found: Sequence[tuple[Any, float, float]]) -> Figure:
-    """Return a figure of accuracies against an option: (value, accuracy, half-width) of each."""
+    """Return a figure of accuracy against an option.
+
+    `found` holds a tuple for each point: the option's value, the accuracy, and the half-width of
+    the accuracy's interval.
+    """
     values = [value for value, _, _ in found]
     numbers = all(type(value) in (int, float) for value in values)
     wide = numbers and max(values, default=0) >= _WIDE * min(values, default=1) > 0
@@ -262,7 +266,7 @@ def _number(value: float) -> float | None:
 
 
 def _line(i: int, width: float) -> dict[str, Any]:
-    """Return the style of the `i`-th line, with dashes, which are distinct even in grey."""
+    """Return the style of line `i`; its dashes tell lines apart even without colours."""
     return {"color": PALETTE[i % len(PALETTE)], "width": width, "dash": _DASHES[i % len(_DASHES)]}
 
 

@@ -23,8 +23,8 @@ class Series:
         rounds: rounds in which accuracy was measured.
         accuracies: accuracy in [0, 1] for each round.
         intervals: half-widths of 95 % intervals; None if unknown.
-        episodes: on which accuracy was measured: "test", "validation", "training", or "peeked" for
-            test episodes that also chose the round.
+        episodes: kind of the episodes on which accuracy was measured: "test", "validation",
+            "training", or "peeked" for test episodes on which the round was chosen, too.
         megabytes: MB sent and received so far, all clients together; None if unknown.
         seconds: seconds of training so far; None if unknown.
     """

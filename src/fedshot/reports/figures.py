@@ -19,7 +19,7 @@ _CAPTIONS = {
     "peeked": "NOT HONEST: accuracy on the test itself after each validated round, by which the "
     "round was chosen. The table reports the best of these values.",
     "training": "Accuracy of the clients on their own training episodes, mean over the cohort of "
-    "the round. These episodes ask for classes that the clients train on, so the curve shows "
+    "the round. These episodes contain classes that the clients train on, so the curve shows "
     "that training works, not how well the model does on the test; see the table for that.",
 }
 _WIDE = 20  # number of classes above which a figure takes the whole width
@@ -92,15 +92,15 @@ def spread(groups: Groups, colours: Mapping[str, int]) -> Iterator[FigureBlock |
         yield FigureBlock(
             "spread",
             f"Accuracy of each client: {joined([printable(label) for label in clients])}",
-            "Each dot is the mean accuracy of one client over the test episodes that it answered, "
+            "Each dot is the mean accuracy of one client over the test episodes that it predicted, "
             "for all seeds together. The diamond is the mean of the worst tenth.",
             [("clients", charts.spread(clients, worst, colours))],
         )
     central = [printable(k) for k, runs in groups.items() if k not in clients and _tested(runs)]
     if central:
         yield (
-            f"{joined(central)}: the server's model alone answered the test, so there is no "
-            "accuracy of single clients."
+            f"{joined(central)}: only the server's model was tested, so there are no accuracies of "
+            "single clients."
         )
 
 
@@ -137,8 +137,8 @@ def confusion(groups: Groups) -> Iterator[FigureBlock | str]:
             "confusion-plot",
             "Share of the queries of each class that was predicted as each class",
             "Rows are the true classes of the test queries, columns the predicted classes; a row "
-            "adds up to 100 %. An episode holds some of the classes only, so a class can be "
-            "confused only with those of its episodes. All seeds together.",
+            "adds up to 100 %. An episode contains only some of the classes, so a class can be "
+            "confused only with the others of its episodes. All seeds together.",
             choices,
             "square",
         )

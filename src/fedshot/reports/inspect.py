@@ -23,7 +23,7 @@ _CLIENTS = (2, 5, 10, 20, 30)  # numbers of clients compared in the last picture
 
 
 def facts(federated: FederatedDataset) -> list[str]:
-    """Return lines of text on the data, the split and the partition, without names of users."""
+    """Describe the data, the split and the partition, one line each, without names of users."""
     data, sizes = federated.dataset, federated.client_split.train.sizes
     noun = _NOUNS[data.kind]
     shapes = {
@@ -96,8 +96,8 @@ def pictures(federated: FederatedDataset, folder: Path) -> dict[Path, str]:
 def shares_of_client_0(federated: FederatedDataset) -> tuple[dict[int, Ints], list[str]]:
     """Partition the data among several numbers of clients; return client 0's class counts.
 
-    Returns number of clients -> examples of each base class at client 0, and a note on each number
-    of clients that the partition cannot have. The partition's other options are unchanged.
+    Returns number of clients -> examples of each base class at client 0, int64 [base classes], and
+    a note on each number of clients that fails. The partition's other options are unchanged.
     """
     data, rows = federated.dataset, federated.rows.base
     trained = np.unique(data.y[rows])

@@ -1,4 +1,4 @@
-"""Values of the report's last sections: faults, bytes, test episodes, settings and machines."""
+"""The content of the report's last sections: faults, bytes, test episodes, settings, machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNSET = "\N{EN DASH}"
 
 
 def faults(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return each run's faults: replies that were lost, or rejected as invalid."""
+    """Return the lost and rejected replies of each run, and a sentence on runs that have none."""
     clean = [run for run in runs if not any(r["faults"] or r["skipped"] for r in run.records)]
     names = joined([printable(run.label) for run in clean])
     if len(clean) > _NAMED:

@@ -53,7 +53,7 @@ def _markdown() -> Environment:
 def markdown_text(value: object) -> str:
     """Escape HTML tags, Markdown links and "|", which separates the columns of a table.
 
-    Backslashes before a "|" are doubled, since they would take away the effect of its own.
+    Backslashes before a "|" are doubled, since they would cancel the backslash that escapes it.
     """
     text = html.escape(printable(value), quote=False)
     return re.sub(r"(\\*)\|", r"\1\1\\|", text).replace("](", r"]\(")

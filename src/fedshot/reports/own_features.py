@@ -1,4 +1,4 @@
-"""The features of one client's images by the client's own model, and a t-SNE plot of them."""
+"""One client's images embedded by the client's own model, and a t-SNE plot of their features."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Space(NamedTuple):
 
 
 def own_features(run: Experiment, client: int, *, original: bool = False) -> Space:
-    """Return the features of a client's training and test images by the client's own model.
+    """Embed a client's training and test images with the client's own model; return the features.
 
     The model is that of the chosen round. With `original`, the points are pixels in [0, 1] instead.
 

@@ -97,7 +97,7 @@ def _plotly() -> tuple[Markup, Markup]:
 
 
 def _hash(script: str) -> Markup:
-    """Return the hash of a script as the content security policy writes it."""
+    """Return the hash of a script in the form that a content security policy requires."""
     digest = hashlib.sha256(script.encode("utf-8")).digest()
     return Markup(f"sha256-{base64.b64encode(digest).decode('ascii')}")
 

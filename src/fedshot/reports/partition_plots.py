@@ -53,7 +53,10 @@ def partition_picture(partition: Partition, labels: Ints, class_names: Sequence[
 
 
 def class_counts(partition: Partition, labels: Ints, most: int) -> tuple[list[int], Ints]:
-    """Return the classes that any client has, and the count of each at the first `most` clients."""
+    """Return the classes that any client has, and the counts [clients, classes] of their examples.
+
+    The counts are those of the first `most` clients.
+    """
     held, positions = np.unique(labels, return_inverse=True)
     table = [
         np.bincount(positions[partition[k]], minlength=len(held))

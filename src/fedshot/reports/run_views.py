@@ -65,7 +65,7 @@ class Map:
 
 @dataclass(frozen=True)
 class DataViews:
-    """A run's partition table and map, or why there is none; and a note on the data."""
+    """A run's partition table and map, or the reason why one is missing, and a note on the data."""
 
     holdings: PartitionTable | str
     map: Map | str
@@ -123,7 +123,7 @@ def _mapped(prepared: PreparedRun, server: Tree) -> Map | str:
     model = prepared.method.model
     body = _body(server)
     if body is None:
-        return "the server has no single encoder: models stay with, or belong to, the clients"
+        return "the server has no single encoder: each client has its own"
     params, stats = model.init(Key(0))
     if (found := tree.difference(params["body"], body)) is not None:
         return f"the server's encoder is not the model's: {found}"

@@ -29,7 +29,7 @@ class ComparisonRow:
         note: remark shown beside the values.
         baseline: whether this is a control without federated learning, such as raw pixels. Methods
             are compared with the best baseline.
-        tested: the protocol of the test; its `marks` say why the result is no fair estimate.
+        tested: the protocol of the test; its `marks` say why the result is not a fair estimate.
         by_seed: accuracy of each seed; empty for a single seed.
     """
 
@@ -98,7 +98,7 @@ class ComparisonRow:
 
     @property
     def name(self) -> str:
-        """The label, and in parentheses any reasons why the result is no fair estimate."""
+        """The label, and in parentheses any reasons why the result is not a fair estimate."""
         return " ".join([printable(self.label), *(f"({mark})" for mark in self.tested.marks)])
 
     @property
@@ -211,7 +211,7 @@ def describe(row: ComparisonRow, found: Difference) -> str:
     one, other = row.name, found.other.name
     if not found.interval:
         text = (
-            f"No difference shown between {one} and {other}: it is "
+            f"No difference shown between {one} and {other}: the difference is "
             f"{str(found).partition(' ±')[0]} points in every {row.tested.unit}, "
             "and equal values have no interval."
         )

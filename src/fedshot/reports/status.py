@@ -159,7 +159,7 @@ def _validated(run: Run) -> tuple[float | None, int | None]:
 
 
 def as_table(all_of: Sequence[Status]) -> str:
-    """Return a plain-text table with a line per run, followed by why runs are unreadable."""
+    """Return a plain-text table with a line per run, and below it why runs are unreadable."""
     rows = [_COLUMNS, *(_cells(one) for one in all_of)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     form = "  ".join(

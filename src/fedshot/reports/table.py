@@ -100,7 +100,8 @@ def cells(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
 def remark(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> str:
     """Return a warning about a row, or "".
 
-    It warns if the row does not beat the best baseline, or has other episodes than the first row.
+    It warns if the row does not beat the best baseline, or has other test episodes than the first
+    row of `rows`.
     """
     found = []
     difference = against_baseline(row, rows)
@@ -131,7 +132,7 @@ def caption(rows: Sequence[ComparisonRow]) -> str:
     if len(sections(rows)) > 1:
         parts.append(
             "The last section holds the baselines. A method beats them only if the 95 % interval "
-            "of its difference to the best one, paired by episode, lies above 0."
+            "of its difference from the best one, paired by episode, lies above 0."
         )
     parts.append("1 MB is 1,000,000 bytes, all clients together.")
     return " ".join(parts)

@@ -68,7 +68,7 @@ class Checkpoints:
     def read(self, round: int, like: Tree) -> tuple[Tree, dict[str, Any]]:
         """Return the server's state, with the structure of `like`, and the notes.
 
-        Raises CheckpointError if the file is missing, damaged, or from another method.
+        Raises CheckpointError if the file is missing, damaged, or written by another method.
         """
         flat, notes, _ = self._read(round)
         try:
@@ -84,7 +84,7 @@ class Checkpoints:
         return self._read(round)[1]
 
     def hash(self, round: int) -> str:
-        """Return the hash of a checkpoint's content, including notes."""
+        """Return the hash of a checkpoint's content and notes. Raises as `read` does."""
         return self._read(round)[2]
 
     def prune(self, keep: Collection[int]) -> None:

@@ -28,7 +28,7 @@ from fedshot.data.tokens import Tokens
 FILE, WORDS = "data.json", "words.safetensors"
 
 Classes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Numbers of the base, validation and novel classes."""
+"""Class numbers of the base, validation and novel classes, in this order."""
 
 _FIX = "Delete data.json and resume the run where its data is available, which rewrites the file"
 
@@ -117,26 +117,26 @@ class DatasetInfo:
 
     @property
     def is_text(self) -> bool:
-        """Whether the examples are texts."""
+        """Whether the model takes texts."""
         return self.table is not None
 
     @property
     def kind(self) -> Kind:
-        """What the model takes."""
+        """The kind of the model's inputs: "images", "text" or "features"."""
         if self.is_text:
             return "text"
         return "features" if len(self.shape) == 1 else "images"
 
     @property
     def example_kind(self) -> Kind:
-        """What the examples are, before an encoder turns them into features."""
+        """The kind of the examples before an encoder, if any, turns them into features."""
         if self.original is None:
             return self.kind
         return "images" if self.original else "raw text"
 
     @property
     def reads_text(self) -> bool:
-        """Whether the examples are texts, before an encoder turns them into features."""
+        """Whether the examples are texts before an encoder, if any, turns them into features."""
         return self.example_kind in ("text", "raw text")
 
     def write(self, folder: Path) -> None:
@@ -170,7 +170,7 @@ class DatasetInfo:
         }
         classes = range(len(info["class_names"]))
         if not {*info["base"], *info["validation"], *info["novel"]} <= {*classes}:
-            raise CheckpointError(f"{folder / FILE} is damaged: a class without a name. {_FIX}.")
+            raise CheckpointError(f"{folder / FILE} is damaged: a class has no name. {_FIX}.")
         if info["kind"] == "text":
             flat, _, _ = storage.read(folder / WORDS)
             try:

@@ -208,7 +208,7 @@ class Experiment:
             return raw_baselines(self.prepared.dataset, episodic_test)
 
     def _protocol(self) -> dict[str, Any]:
-        """Return how the run is tested; the shot is None for tests on clients' own classes."""
+        """Return the entries of result.json that describe the test and the choice of the round."""
         own, test = self.prepared.own_tests, self.prepared.test
         validated = any(record["validation"] for record in self.recorder.records())
         by = "test classes" if self._validation is test else "validation"
@@ -239,13 +239,13 @@ class Experiment:
         return self.evaluate_state(episodic_test, self.chosen(), self.best_round)
 
     def chosen(self) -> Tree:
-        """Return the server's state after the chosen round; open the round's private states.
+        """Return the server's state after the chosen round; make its private states readable.
 
         Raises CheckpointError if the checkpoint of the round does not exist.
         """
         if not run_folder.begun(self.folder):
             raise CheckpointError(
-                f"{self.folder} holds no run yet: no round of it is trained. Train it first by "
+                f"{self.folder} holds no run yet: no round has been trained. Train first with "
                 "`run()` of this experiment, as in `for record in experiment.run(): ...`."
             )
         server, notes = self.checkpoints.read(self.best_round, self.server)
@@ -258,7 +258,7 @@ class Experiment:
         return self.evaluate_state(episodic_test, first, -1)
 
     def evaluate_state(self, episodic_test: EpisodicTest, server: Tree, round: int) -> Score:
-        """Evaluate a server state as the state after `round`, without counting bytes."""
+        """Evaluate `server` as the state after `round`; the run's byte counts do not change."""
         return self._counted(episodic_test, server, round)[0]
 
     def _counted(
@@ -359,7 +359,7 @@ class Experiment:
 
     @property
     def _environment(self) -> dict[str, Any]:
-        """Facts that depend on the run, not the machine: threads, fleet, method file."""
+        """Facts that depend on the run, not the machine: threads, fleet, devices, method file."""
         run = self.config.run
         mine: dict[str, Any] = {"intra_op_threads": run.threads, "fleet": run.fleet}
         if run.device != "cpu":

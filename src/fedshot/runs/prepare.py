@@ -36,7 +36,9 @@ _SMALL = 3 * 10**8  # FLOPs below which Python's overhead dominates, so several 
 
 
 def read_data(config: Config, data_dir: str | None = None) -> tuple[Config, Dataset]:
-    """Return the dataset, with features if there is an encoder, and the hashes in the settings.
+    """Return the configuration, with the hashes of data and encoder, and the dataset.
+
+    If the configuration has an encoder, the dataset holds the encoder's features.
 
     Raises:
         DataError: the data are missing.
@@ -132,7 +134,7 @@ class FederatedDataset:
         return Copies.of(self.dataset, parts)
 
     def dataset_info(self) -> DatasetInfo:
-        """Return the information about the data that a run stores."""
+        """Return the information about the data that a run stores in its folder."""
         return DatasetInfo.of(self.dataset, self.rows, len(self.client_split.train), self.clients)
 
     def notices(self) -> list[str]:
@@ -145,8 +147,8 @@ class FederatedDataset:
             found.append(f"left out: {_first(self.left_out)}")
         if self.left_out and self.config.test.pool == "clients":
             found.append(
-                "test.pool is 'clients': the test leaves these clients out, too, so a seed that "
-                "leaves out other clients has another test"
+                "test.pool is 'clients': the test leaves these clients out, too, so seeds that "
+                "leave out different clients have different tests"
             )
         if self.own_tests and self.client_split.validation is None:
             found.append("no images are set aside for validation: the last round is tested")
@@ -170,7 +172,7 @@ class FederatedDataset:
             return
         conflicts = {
             "partition.name is 'redealt'": isinstance(self.config.partition, Redealt),
-            f"method {self.config.settings['method']['name']!r} divides what a client holds":
+            f"method {self.config.settings['method']['name']!r} divides a client's examples":
                 self.config.divides,
             "the split has no novel classes, so clients are tested on their own": self.own_tests,
             f"test.group.clients is {self.config.test.group.clients}":
@@ -217,7 +219,8 @@ class PreparedRun(FederatedDataset):
     """A federated dataset with a method and its tests.
 
     Raises:
-        DataError, ConfigError: as `FederatedDataset`, and if method, model or tests do not fit.
+        DataError, ConfigError: as `FederatedDataset`, and if the method, the model or the tests do
+            not suit the data.
     """
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
@@ -254,8 +257,8 @@ class PreparedRun(FederatedDataset):
             raise ConfigError(
                 f"method {config.settings['method']['name']!r}{labels} can predict only classes "
                 "that it has trained on, but the split has novel classes. Name only base classes "
-                "in split.base, and set partition.name to 'pathological' or 'clusters'; or split "
-                "users instead of classes by split.users, who have no class of their own."
+                "in split.base, and set partition.name to 'pathological' or 'clusters'; or divide "
+                "the data by user instead of by class, with split.users."
             )
         _check_way("episode.way", config.episode.max_way, traits.max_way)
         if config.episode.labels == "global":
@@ -303,9 +306,9 @@ class PreparedRun(FederatedDataset):
         ).train
         if len(held) != len(self.client_split.train):
             raise ConfigError(
-                f"test.pool is 'clients', and the partition deals the novel examples to "
-                f"{len(held)} clients, those of training to {len(self.client_split.train)}. Set "
-                "partition.clients, or test.pool to 'shared'."
+                f"test.pool is 'clients', and the partition divides the novel examples among "
+                f"{len(held)} clients, but the training examples among "
+                f"{len(self.client_split.train)}. Set partition.clients, or test.pool to 'shared'."
             )
         lacking = {c: text for c, text in infeasible_clients(self.dataset, held, spec).items()
                    if c in self.clients}  # fmt: skip
@@ -346,7 +349,8 @@ class PreparedRun(FederatedDataset):
             self.dataset, self.client_split.train, held, self.clients, key
         )
         widest = episodic_test.ways[1]
-        _check_way("the most classes of a client", widest, self.method.traits.max_test_way)
+        option = "the largest number of classes of a client"
+        _check_way(option, widest, self.method.traits.max_test_way)
         return episodic_test
 
     def _check_test(self, option: str, test: TestOptions) -> None:
@@ -390,8 +394,8 @@ class PreparedRun(FederatedDataset):
             )
         if run.cohort is not None and run.cohort < n and self.method.traits.redealt:
             raise ConfigError(
-                f"run.cohort is {run.cohort}, but partition 'redealt' deals the images of every "
-                f"episode to {n} clients, and those of clients outside the cohort would be lost. "
+                f"run.cohort is {run.cohort}, but partition 'redealt' divides every episode's "
+                f"images among {n} clients; those of clients outside the cohort would be lost. "
                 f"Set partition.clients to {run.cohort}, or omit run.cohort."
             )
 
@@ -409,10 +413,11 @@ def _check_way(option: str, way: int, widest: int | None) -> None:
 
 
 def threads_for(flops: int, asked: int | None) -> int:
-    """Return the number of intra-op threads: `asked`, else 1, or all cores for large steps.
+    """Return the number of intra-op threads for local steps of `flops` operations.
 
-    Steps below 400 GFLOP are fastest with one worker per core; a larger step can use all cores by
-    itself. The number is not chosen by timing, because results depend on it bitwise.
+    It is `asked` unless that is None. Steps below 400 GFLOP are fastest with one thread and one
+    worker per core; a larger step can use all cores by itself. The number is not chosen by timing,
+    because the bits of results depend on it.
     """
     if asked is not None:
         return asked
@@ -420,7 +425,10 @@ def threads_for(flops: int, asked: int | None) -> int:
 
 
 def workers_for(flops: int, run: RunOptions, *, text: bool) -> int:
-    """Return how many clients (or stacks of clients) run at once; it does not affect results."""
+    """Return how many clients, or stacks of clients, run at once; results do not depend on it.
+
+    `flops` is the number of operations of a local step; `text` says whether the model takes texts.
+    """
     if run.fleet == "sequential" or run.device != "cpu":
         return 1
     if run.workers is not None:

@@ -157,7 +157,7 @@ class Recorder:
             self.write(ENVIRONMENT, content, sync=True)
 
     def changes(self, round: int, more: Mapping[str, Any]) -> list[str]:
-        """Describe changes of the environment since `round` that may change bits of results.
+        """Describe changes of the environment since `round` that may change results bitwise.
 
         `more` is as for `note_environment`.
         """

@@ -60,7 +60,7 @@ def written(folder: Path) -> Settings:
 def configuration(folder: Path, *, any_device: bool = False) -> Config:
     """Return the configuration of a run. Raises ConfigError, and CheckpointError as `written`.
 
-    With `any_device`, a run that used a GPU gets the CPU if this machine does not have it.
+    With `any_device`, `run.device` becomes "cpu" if this machine lacks the device of the run.
     """
     settings = written(folder)
     device = at(settings, "run.device")

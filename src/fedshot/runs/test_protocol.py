@@ -145,7 +145,7 @@ def alike(tests: Sequence[TestProtocol]) -> TestProtocol:
 
 
 def _own(split: Mapping[str, Any]) -> bool | None:
-    """Return whether the section `split` leaves no novel classes; None if it does not say."""
+    """Return whether the section `split` of the settings has no novel classes; None if unknown."""
     if split.get("users") is not None:
         return not split["users"][-1]
     if split.get("random") is not None:

@@ -24,7 +24,7 @@ FILE = "calibration.json"
 
 
 class CalibrationWarning(UserWarning):
-    """Warns that a threshold was measured with a different way or shot than the support set's."""
+    """Warns that a threshold was measured with a way or shot that the support set does not have."""
 
 
 _Count: TypeAlias = Annotated[int, Field(ge=1, lt=2**31)]

@@ -23,7 +23,7 @@ _MAX_NAMES = 40  # maximum number of class names in a card
 
 
 def card_facts(run: TrainedRun) -> dict[str, str]:
-    """Return facts about the model as texts, keyed by name."""
+    """Return facts about the model as strings, keyed by name."""
     settings, info = run.config.settings, run.dataset_info
     test = result_of(run)
     return {

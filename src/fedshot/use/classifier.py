@@ -4,8 +4,8 @@
     classifier.fit(images, ["cat", "cat", "dog", "dog"])
     classifier.predict(["1.jpg", "2.jpg"])
 
-`fit` stores the examples. In `predict` the run's method adapts to them as in the test: by
-prototypes, gradient steps, a probe, or the private model of a client.
+`fit` stores the examples. `predict` lets the run's method adapt to them as it does at test: with
+prototypes, gradient steps, a probe, or a client's private model.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             calibration. None accepts every example.
         unknown_label: label of rejected examples.
         data_dir: folder of datasets, for runs that need their data (see `TrainedRun`).
-        encoder: the `torch.nn.Module` of `model.encoder`, for runs that got it in Python.
+        encoder: the `torch.nn.Module` of `model.encoder`, if it was passed to the run in Python.
 
     Attributes:
         classes_: sorted labels, in the order of the columns of `predict_proba`.
-        n_features_in_: size of an image of the model, H * W * C; not set for texts.
-        calibration_: the calibration in use, the nearest to the examples' way and shot; or None.
+        n_features_in_: number of values in one image, H * W * C; not set for texts.
+        calibration_: the stored calibration nearest to the examples' way and shot, which is in use;
+            None without one.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if not valid or weights.min() < 0 or not weights.sum():
             raise InputError(
                 f"sample_weight has shape {list(weights.shape)}; expected {len(right)} finite "
-                "numbers, none of them negative and some positive."
+                "numbers, none negative and at least one positive."
             )
         return float(np.average(right, weights=weights))
 
@@ -186,8 +187,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self._check_unchanged()
         if len(self.classes_) < 2:
             raise InputError(
-                f"all examples so far are of one class, {self.classes_.tolist()[0]!r}; expected "
-                "two classes at least. Add examples of another class with partial_fit."
+                f"all examples so far are of one class, {self.classes_.tolist()[0]!r}; expected at "
+                "least two classes. Add examples of another class with partial_fit."
             )
         run = self.opened
         query = self._examples(X, fitting=False)
@@ -233,8 +234,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             raise InputError(str(error)) from None
         if len(classes) < 2 and not one_class:
             raise InputError(
-                f"the examples are all of one class, {classes.tolist()[0]!r}; expected two classes "
-                "at least. To recognise a single class, add examples of other things."
+                f"the examples are all of one class, {classes.tolist()[0]!r}; expected at least "
+                "two classes. To recognise a single class, add examples of other things."
             )
         most = run.method.traits.max_test_way
         if most is not None and len(classes) > most:
@@ -326,7 +327,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     @property
     def inputs(self) -> Inputs:
-        """Converts examples to inputs of the run's model."""
+        """The function that converts examples to inputs of the run's model."""
         _ = self.opened
         return self._inputs
 

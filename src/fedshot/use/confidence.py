@@ -99,14 +99,17 @@ def golden_section(f: Callable[[float], float], low: float, high: float) -> floa
 
 
 def expected_calibration_error(p: Tensor, y: Tensor) -> float:
-    """Return the mean of |accuracy - confidence| over 15 equal bins, weighted by bin size."""
+    """Return the mean of |accuracy - confidence| over 15 equal bins, weighted by bin size.
+
+    `p` [n, way] are probabilities; `y` int64 [n] are the labels.
+    """
     bins, gap = _gaps(p, y)
     total = torch.zeros(BINS, dtype=torch.float64).index_add(0, bins, gap)
     return float(total.abs().sum() / len(y))
 
 
 def _gaps(p: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bin of every prediction, and its correctness (0 or 1) minus its confidence."""
+    """Return each prediction's bin, and its correctness (0 or 1) minus its confidence, both [n]."""
     confidence, predicted = p.max(dim=1)
     bins = (confidence * BINS).long().clamp(max=BINS - 1)
     return bins, (predicted == y).double() - confidence.double()
@@ -116,7 +119,8 @@ def error_interval(p: Tensor, y: Tensor, episode: Tensor) -> Interval:
     """Return the 95 % interval of the expected calibration error, by bootstrap over episodes.
 
     Episodes are resampled, not queries, because the queries of an episode share a support set. The
-    error is a sum of absolute values, so few episodes overestimate it; resampling adds to the bias.
+    error is a sum of absolute values, so its estimate from few episodes is too high on average;
+    resampling adds to this bias. `p` [n, way] are probabilities; `y` and `episode` are int64 [n].
     """
     bins, gap = _gaps(p, y)
     ids, number = torch.unique(episode, return_inverse=True)
@@ -157,7 +161,7 @@ def _interval(values: Tensor) -> Interval:
 def thresholds(labelled: LabelledLogits, temperature: float) -> dict[str, Any]:
     """Return fields of `Calibration`: the signal with the higher AUROC, its AUROC and thresholds.
 
-    Returns `{}` without unknown examples.
+    Returns `{}` if there are no unknown examples.
     """
     known, half = (labelled.y >= 0).numpy(), labelled.measures.numpy()
     if known.all():

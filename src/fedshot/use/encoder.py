@@ -115,14 +115,14 @@ class Encoder(nn.Module):
 
 
 class ImageEncoder(Encoder):
-    """An encoder of images, uint8 [n, H, W, C], by a frozen module and the trained layers."""
+    """A frozen image encoder followed by the run's trained layers."""
 
     def __init__(self, model: Model, body: Tree, stats: Tree, frozen: nn.Module) -> None:
         super().__init__(model, body, stats)
         self.frozen = frozen
 
     def forward(self, examples: Tensor) -> Tensor:
-        """Return the features of images, float [n, d]."""
+        """Return the features, float [n, d], of images, uint8 [n, H, W, C]."""
         return super().forward(self.frozen(unit_range(examples)))
 
 
@@ -133,14 +133,17 @@ class TaskEncoder(Encoder):
     """
 
     def forward(self, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Return (features of the support, features of the queries)."""
+        """Return (features of the support, features of the queries), float [n, d] each."""
         first, then = test_modes(self.model)
         h, seen = self._features(support, {}, first)
         return h, self._features(query, seen, then)[0]
 
 
 def frozen_module(run: TrainedRun) -> nn.Module | None:
-    """Return the run's frozen encoder, if it is a module of images, which can be traced."""
+    """Return a copy of the run's frozen encoder if it is a `torch.nn.Module` for images, else None.
+
+    Only such an encoder can be traced.
+    """
     is_module = isinstance(run.config.model.encoder, ModuleEncoder)
     if not is_module or run.dataset_info.example_kind != "images":
         return None
@@ -152,7 +155,7 @@ def encoder_module(
 ) -> Encoder:  # fmt: skip
     """Return the encoder, in evaluation mode, for the model's batch-norm policy.
 
-    `frozen` is a frozen encoder of images, whose features the model takes.
+    If `frozen` is not None, it is a frozen image encoder, whose features are the model's input.
     """
     if frozen is not None:
         return ImageEncoder(model, body, stats, frozen).eval()
@@ -180,7 +183,7 @@ def _put(module: nn.Module, name: str, of: Tree) -> dict[str, str]:
 
 
 def example(model: Model, n: int, seed: int = 0, images: tuple[int, ...] | None = None) -> Tensor:
-    """Return n random examples of the input shape of a model, or images of the shape `images`."""
+    """Return n random inputs of a model; if `images` is not None, n random images of that shape."""
     random = torch.Generator().manual_seed(seed)
     if images is None and model.kind == "features":
         return torch.randn(n, *model.shape, generator=random)

@@ -176,7 +176,10 @@ def _weights(run: TrainedRun, module: Encoder) -> bytes:
 def _checked(
     run: TrainedRun, module: Encoder, make: Callable[[Encoder, tuple[Tensor, ...]], Any]
 ) -> bytes:
-    """Return the bytes of the exported program. Raises DataError if its features are wrong."""
+    """Return the bytes of the program that `make` exports.
+
+    Raises DataError if its features differ from those of the run's own model.
+    """
     n_inputs = 2 if isinstance(module, TaskEncoder) else 1
     images = run.dataset_info.original if isinstance(module, ImageEncoder) else None
     traced, inputs = (
@@ -190,8 +193,9 @@ def _checked(
         gap = float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))
         if not gap <= TOLERANCE:
             raise DataError(
-                f"the features of the exported encoder differ by {gap:.2g} of the largest; "
-                f"expected {TOLERANCE:g} at most. Nothing was written; export to another format."
+                f"the features of the exported encoder differ from the run's by {gap:.2g} of the "
+                f"largest feature; expected at most {TOLERANCE:g}. Nothing was written; export to "
+                "another format."
             )
     return bytes(data)
 

@@ -96,7 +96,7 @@ def fit_folder(
 
 
 def _examples(rows: Sequence[Tensor | str]) -> Tensor | list[str]:
-    """Return examples as a classifier takes them; raw texts are a list."""
+    """Combine examples into an input of `FewShotClassifier`: a tensor, or a list of raw texts."""
     tensors = [row for row in rows if isinstance(row, Tensor)]
     return padded(tensors) if tensors else [row for row in rows if isinstance(row, str)]
 
@@ -114,7 +114,7 @@ def _by_class(
         )
     for path in sorted(root.iterdir()):
         if path.is_file() and not path.name.startswith("."):
-            skipped.append(Skipped(path, f"{path} lies beside the class folders.", "beside"))
+            skipped.append(Skipped(path, f"{path} is beside the class folders.", "beside"))
     for path in classes:
         if not _is_inside(path, root):
             raise DataError(
@@ -206,7 +206,7 @@ def _escaped(cell: str) -> str:
 
 
 def as_json_lines(found: Sequence[FilePrediction], classes: Sequence[str]) -> str:
-    """Return one JSON object per prediction and line."""
+    """Return JSON Lines, with one object for each prediction."""
     rows = (
         {
             "file": one.name,
@@ -226,7 +226,7 @@ def _read(
     for path in _files(folder, is_text, skipped):
         try:
             if not _is_inside(path, root):
-                raise DataError(f"{path} is a link out of its folder. Copy the file instead.")
+                raise DataError(f"{path} links to a place outside {root}. Copy the file instead.")
             example = inputs.one(path)
         except DataError as error:
             skipped.append(Skipped(path, str(error)))

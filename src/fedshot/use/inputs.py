@@ -71,7 +71,7 @@ class Inputs:
             raise InputError(str(error)) from error
 
     def one(self, path: Path) -> Tensor | str:
-        """Return the example in a file, as `__call__` takes it in a list.
+        """Return the example in a file; `__call__` accepts a list of such examples.
 
         Raises DataError, which names the file, if it is unreadable.
         """
@@ -88,7 +88,10 @@ class Inputs:
         return torch.from_numpy(self._sentences.read(path, path))
 
     def text(self, text: str, name: object) -> Tensor | str:
-        """Return a text as an example. Raises DataError with its `name` if no word is known."""
+        """Convert a text to an example.
+
+        Raises DataError, which gives `name`, if no word of the text is in the vocabulary.
+        """
         if self._info.example_kind == "raw text":
             return read_raw(text, name, self._source)
         assert self._sentences is not None
@@ -240,7 +243,10 @@ def joined(a: Tensor, b: Tensor) -> Tensor:
 
 
 def as_bytes(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
-    """Return pixels as uint8, from integers 0..255 or floats in [0, 1]."""
+    """Convert pixels, booleans, integers 0..255 or floats in [0, 1], to uint8.
+
+    Raises InputError, which begins with `name`, for other values.
+    """
     kind = array.dtype.kind
     if array.dtype == np.uint8 or array.size == 0:
         return array.astype(np.uint8, copy=False)

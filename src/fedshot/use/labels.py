@@ -72,7 +72,10 @@ def _absent(y: Any, found: Labels) -> list[int]:
 
 
 def encoded(labels: Labels) -> tuple[Labels, Labels]:
-    """Return (sorted classes, class number of each label); unsortable classes keep their order."""
+    """Return (classes, class number of each label).
+
+    Classes are sorted or, if they cannot be compared, in the order of their first occurrence.
+    """
     try:
         classes, codes = np.unique(labels, return_inverse=True)
         return classes, codes.reshape(-1)

@@ -61,7 +61,7 @@ def measure(
     if shot < 1:
         raise ConfigError(f"shot is {shot}; expected at least 1.")
     if episodes < 4:
-        raise ConfigError(f"episodes is {episodes}; expected at least 4, half of them to measure.")
+        raise ConfigError(f"episodes is {episodes}; expected at least 4, in two halves.")
     rows = run.federated.rows.validation
     dataset = run.federated.dataset
     classes = run.federated.classes_of(rows)

@@ -24,7 +24,7 @@ class QueryEpisodes(LazyEpisodes):
         support: examples, uint8 [n, H, W, C], int32 [n, L] or float [n, d].
         codes: labels of the support, int64 [n], 0..way-1.
         query: examples of the same shape and type as the support.
-        classes: class numbers of the labels, given to the method, int64 [way].
+        classes: the class number that the method receives for each label, int64 [way].
         device: device of the model.
         whole: keep all queries in one episode, for transductive methods.
     """

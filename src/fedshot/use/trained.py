@@ -48,7 +48,7 @@ class TrainedRun:
         folder: the run's folder.
         data_dir: folder of datasets, for methods whose predictions need the clients' data, and for
             runs of older versions, which stored no dataset info.
-        encoder: the module of `model.encoder`, if the run got it in Python.
+        encoder: the module of `model.encoder`, if it was passed to the run in Python.
 
     Raises:
         CheckpointError: the folder has no run or no checkpoint yet, or a file is damaged.
@@ -177,7 +177,7 @@ class TrainedRun:
     def encoder(self) -> LoadedEncoder:
         """The frozen encoder of `model.encoder`.
 
-        Raises ConfigError if the run has none, or if it cannot be loaded or is another one.
+        Raises ConfigError if the run has none, or if it cannot be loaded or differs from the run's.
         """
         options = self.config.model.encoder
         if options is None:

@@ -324,11 +324,11 @@ def test_a_node_with_other_data_is_named(federation: LocalFederation, tmp_path: 
     assert "the server runs fedshot 0.0.0" in worker.handle(WireMessage(head)).head["refused"]
     head["setup"] = setup.to_json() | {"draws": None}
     refused = worker.handle(WireMessage(head)).head["refused"]
-    assert "draws other random numbers (unknown versions)" in refused
+    assert "the server (unknown versions) draws other random numbers" in refused
     head["setup"] = setup.to_json() | {"draws": ["0" * 32, "numpy 9.9", "torch 9.9"]}
     refused = worker.handle(WireMessage(head)).head["refused"]
     assert (
-        "draws other random numbers (numpy 9.9, torch 9.9) from one seed than this node (numpy "
+        "the server (numpy 9.9, torch 9.9) draws other random numbers than this node (numpy "
         in refused
     )
 

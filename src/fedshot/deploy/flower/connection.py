@@ -1,8 +1,8 @@
 """A node's connection to the SuperLink: Flower's Fleet API, with its request signatures and TLS.
 
 Flower's own SuperNode starts a process for every message and polls every three seconds. This
-connection lives in the process that has torch loaded and the data open. It never requests a run's
-app (FAB): a node runs only its own installed code.
+connection belongs to the process that has loaded torch and the data. It never requests a run's app
+(a Flower App Bundle): a node runs only its own installed code.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class UnreadableError(CodecError):
 class Connection:
     """A connection to a server.
 
-    A server on this machine is reached directly. Any other server is reached through the proxy that
-    environment variables such as https_proxy name, if any. `proxy` is the URL of this proxy, or "".
-    Raises ConfigError for an unusable proxy.
+    A server on this machine is reached directly. Any other server is reached through the proxy in
+    environment variables such as https_proxy, if they are set. `proxy` is the URL of this proxy, or
+    "". Raises ConfigError for an unusable proxy.
 
     Args:
         address: host and port.
@@ -145,7 +145,7 @@ class Connection:
             if number == 0 or not self._send_heartbeat(number):
                 raise ConfigError(
                     "the server does not know this node's key, or the clocks of both differ by "
-                    "more than some seconds, or a node with this key was connected in the last "
+                    "more than a few seconds, or a node with this key was connected in the last "
                     "20 seconds. Copy its .pub file into the server's folder of nodes, set the "
                     f"clocks (NTP), and try again. ({_describe(error)})"
                 ) from None
@@ -208,7 +208,7 @@ class Connection:
                 raise ConnectionLostError(str(error)) from None
 
     def close(self) -> None:
-        """Close the connection. The server notices by the missing heartbeats."""
+        """Close the connection. The server notices when it receives no more heartbeats."""
         self._stop.set()
         self._client.close()
 

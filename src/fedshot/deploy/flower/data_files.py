@@ -49,7 +49,7 @@ def notes_of(dataset: Dataset, partition: Partition) -> dict[str, Any]:
 def kind_of(dataset: Dataset) -> dict[str, Any]:
     """Return the metadata that all files with the same classes and shape share.
 
-    Raises DataError for a dataset with `groups` of nearly alike examples, such as frames of a
+    Raises DataError for a dataset with `groups` of nearly identical examples, such as frames of a
     video: client files cannot store the groups.
     """
     if dataset.groups is not None:
@@ -85,8 +85,8 @@ def check_apart(folder: Path, shares: Sequence[Collection[int]]) -> None:
         share = shares[int(number)] if number.isdecimal() and int(number) < len(shares) else ()
         if others := sorted({*clients_in(node)} - {*share}):
             raise ConfigError(
-                f"{path_of(node, others[0])} is of another client split, and two nodes would hold "
-                f"the client. Write into another folder, or remove {node} first."
+                f"{path_of(node, others[0])} belongs to another client split, and two nodes would "
+                f"hold the client. Write into another folder, or remove {node} first."
             )
 
 
@@ -248,7 +248,7 @@ def write_tests(
         folder: folder of the file.
         dataset: only its rows for validation and test are written.
         rows: row numbers of the dataset, by part of the class split.
-        base: numbers of the classes that clients train on; the dataset may lack their examples.
+        base: class numbers of the base classes; the dataset may lack their examples.
         clients: number of clients.
         notes: further metadata, such as hashes of dataset and client split, or clients left out.
     """
@@ -306,7 +306,7 @@ class ServerTestRun(PreparedRun):
 
     @property
     def base_classes(self) -> tuple[int, ...]:
-        """Numbers of the classes that the clients train on."""
+        """The class numbers of the base classes."""
         return self._base
 
 
@@ -329,7 +329,7 @@ def _with_encoder(config: Config, held: str | None, path: Path) -> Config:
 
 
 def _full_dataset(found: dict[str, Any], notes: dict[str, Any]) -> Dataset:
-    """Return a dataset of all rows; only the rows for validation and test hold samples."""
+    """Return a dataset with all rows; only those for validation and test are not filled with 0."""
     n, rows = int(notes["samples"]), found["rows"]
     y = np.full(n, notes["base"][0], dtype=np.int64)
     y[rows] = found["y"]

@@ -5,7 +5,7 @@ orders queued since the last message: to drop the states of replies that were no
 void (discard) a round. Only the order to commit a round (`seal`), which makes its private states
 permanent, is sent in a separate message, and only for methods with private states.
 
-A seal is what a node reports when it has committed: the round, and the hash of the states.
+A seal is a node's confirmation that it has committed a round: the round, and the states' hash.
 
 The server does not trust the replies of nodes. An invalid reply becomes a fault of its client, with
 a short reason. Such a reply does not end the run and cannot bloat the run's records.
@@ -166,7 +166,7 @@ class FlowerFleet(Wrapper):
             self.node_registry.add_order(node, "void", round)
 
     def _reached(self, *versions: tuple[int, int]) -> Iterator[Node]:
-        """Yield the nodes that were sent work of these versions and may have states from it.
+        """Yield the nodes that were sent work of these versions and may have stored states of them.
 
         A version is (round, number of the exchange in that round).
         """
@@ -297,7 +297,7 @@ def arrivals(
         )
     for client in asked:
         if str(client) not in results:
-            yield Arrival(client, None, Fault("lost", f"node {name} sends no result of it"))
+            yield Arrival(client, None, Fault("lost", f"node {name} sent no result for it"))
             continue
         try:
             yield _arrival(
@@ -340,7 +340,7 @@ def _arrival(
     most = holds.get(client)
     weighted = any(isinstance(r, Mean) and r.of_examples for r in exchange.reduce.values())
     if weighted and most is not None and float(weight) > most:
-        raise CodecError(f"the weight is {float(weight):.6g}; it holds {most} examples")
+        raise CodecError(f"the weight is {float(weight):.6g}; the client holds {most} examples")
     if exchange.phase == "evaluate" and not all(
         bool(torch.isfinite(leaf).all()) for leaf in tree.leaves(up) if leaf.is_floating_point()
     ):

@@ -44,7 +44,7 @@ class Deployment(NamedTuple):
 
     Args:
         run: the run's id on the nodes.
-        life: how often the run was started or resumed.
+        life: number of times that the run was started or resumed.
         server: folder of the server; "" if `up` starts a server in the run's own folder.
         nodes: number of nodes that `up` starts.
         deadline: seconds to wait for the replies of an exchange.
@@ -115,11 +115,11 @@ def open_experiment(
 ) -> Iterator[Experiment]:
     """Yield the experiment of a run whose clients are reached through a server.
 
-    Waits at most `wait` seconds for the nodes, and calls `watch` meanwhile, which may raise errors.
-    Raises ConfigError for an invalid `wait`, and AbsentError if nodes are then still missing.
+    Waits at most `wait` seconds for the nodes. Meanwhile it calls `watch`, which may raise errors.
+    Raises ConfigError for an invalid `wait`, and AbsentError if nodes are missing after this time.
     """
     if not 0 <= wait <= _WEEK:
-        raise ConfigError(f"--wait is {wait:g}; expected seconds, at most a week.")
+        raise ConfigError(f"--wait is {wait:g}; expected 0 seconds to a week.")
     new, deployment = not begun(folder), deployment._replace(life=deployment.life + 1)
     if not new:
         deployment.write(folder)  # before any node hears of this session

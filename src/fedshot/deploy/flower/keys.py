@@ -215,7 +215,7 @@ def _certificate(
     name: str, key: ec.EllipticCurvePrivateKey, days: int, issuer: x509.Name,
     signing: ec.EllipticCurvePrivateKey, extensions: Sequence[tuple[x509.ExtensionType, bool]],
 ) -> bytes:  # fmt: skip
-    """Return a certificate of a key as PEM; each extension says whether it is critical."""
+    """Return a certificate for `key` as PEM; `extensions` are pairs (extension, is critical)."""
     now, public = datetime.datetime.now(datetime.UTC), key.public_key()
     builder = (
         x509.CertificateBuilder()

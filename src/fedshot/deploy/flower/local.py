@@ -174,7 +174,7 @@ class Registrar:
 
 
 def operator_of(server_folder: ServerFolder) -> Operator:
-    """Return the operator of a server on this machine."""
+    """Return the `Operator`, which controls a SuperLink, for a server on this machine."""
     address, secure, limits = server_folder.address()
     if secure:
         load_authority(server_folder.ca)  # raises ConfigError for an invalid file

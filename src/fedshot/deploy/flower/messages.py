@@ -312,7 +312,7 @@ def read_message(
         raise CodecError(short(f"records {sorted(record)[:5]}; expected {[_ARRAYS, _HEAD]}"))
     config, arrays = record[_HEAD], record.get(_ARRAYS, ArrayRecord())
     if not isinstance(config, ConfigRecord) or not isinstance(arrays, ArrayRecord):
-        raise CodecError("records of other kinds than text and arrays")
+        raise CodecError("a record that holds neither text nor arrays")
     if any(array.stype != _STYPE for array in arrays.values()):
         raise CodecError("an array that is not in safetensors format")
     wire = {name: array.data for name, array in arrays.items()}

@@ -92,7 +92,7 @@ class Messenger:
         self._pool = ThreadPoolExecutor(_FETCHES, thread_name_prefix="messaging")
 
     def connected(self) -> dict[int, str]:
-        """Return the connected nodes' ids with the names they are registered under."""
+        """Return the registered name of each connected node, by node id."""
         with _server_errors():
             infos: Any = list(self._grid.get_nodes())
         return {info.node_id: info.name for info in infos if info.status == "online"}
@@ -136,8 +136,8 @@ class Messenger:
     ) -> tuple[dict[str, _Sent], dict[int, str]]:
         """Send the messages.
 
-        Returns the sent messages by their id from Flower, and by node the reasons why other
-        messages could not be sent.
+        Returns (the messages that were sent, keyed by Flower's message id; the reasons why the
+        other messages could not be sent, keyed by node).
         """
         ttl = seconds + _LATE_SECONDS
         sent: list[_Sent] = []
@@ -176,7 +176,7 @@ class Messenger:
             try:
                 found.append((message_from_proto(proto), objects))
             except Exception as error:  # the node composed the message, so any error may occur
-                self._tell(short(f"an outline of a reply cannot be read: {error!r}"))
+                self._tell(short(f"the metadata of a reply cannot be read: {error!r}"))
         for outline, _ in found:
             late = self._late.pop(outline.metadata.reply_to_message_id, None)
             if late is not None and not outline.has_error():

@@ -29,7 +29,7 @@ class NodeLoop:
         connection: the connection to the server.
         worker: handles the messages.
         limits: bounds on messages.
-        tell: logs what happens.
+        tell: writes a line to the log.
         server: the server's address, for the log.
         check: raises CodecError for a message that the server has not signed, as `Verifier.check`
             does; None to accept all messages.
@@ -100,10 +100,10 @@ class NodeLoop:
     def _handle(self, message: Message, number: int) -> WireMessage:
         """Return the reply to a message; a message whose deadline has passed is refused.
 
-        Otherwise a node that is slow or was disconnected would work through outdated messages and
-        never catch up. The deadline is compared with the node's clock: it agrees with the server's,
-        because Flower rejects signed requests whose time is wrong. `number` is the node's id, to
-        which a message must be addressed.
+        Without the deadline, a node that is slow or was disconnected would work through outdated
+        messages and never catch up. The deadline is compared with the node's clock, which agrees
+        with the server's: Flower rejects signed requests whose time is wrong. `number` is the
+        node's id, to which a message must be addressed.
         """
         try:
             wire_message = read_message(message.content, self.limits, self.check)

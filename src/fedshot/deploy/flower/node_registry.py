@@ -158,7 +158,7 @@ class Transport(Protocol):
     """Exchanges messages with nodes; `Messenger` is the implementation on Flower."""
 
     def connected(self) -> dict[int, str]:
-        """Return the connected nodes' ids with the names they are registered under."""
+        """Return the registered name of each connected node, by node id."""
         ...
 
     def send_and_receive(
@@ -269,7 +269,10 @@ class NodeRegistry:
         )
 
     def update_from(self, incoming: Incoming) -> float:
-        """Record what a reply reports as done and committed; return the seconds that it took."""
+        """Record the orders done and the round committed, as a node's reply reports them.
+
+        Returns the seconds that the node worked, or 0 if the reply is not valid.
+        """
         node = self.by_number(incoming.node)
         if node is None or incoming.wire_message is None or incoming.reason:
             return 0.0
@@ -323,8 +326,8 @@ class NodeRegistry:
                 return str(error)
             if entry is None:
                 return (
-                    "the server's folder has no clients for it. If they are correct, use "
-                    f"`fedshot flower keys --admit {name}.pub --clients {ranges(clients)}`"
+                    "the server's folder has no clients for it. To accept those that it reports, "
+                    f"use `fedshot flower keys --admit {name}.pub --clients {ranges(clients)}`"
                 )
             if not clients <= entry.clients:
                 return (
@@ -343,20 +346,19 @@ class NodeRegistry:
             self.nodes[name] = node
             self.tell(f"node {name} holds clients {ranges(clients)}")
         elif node.number in connected and node.number != number:
-            return "a node of that name is connected. Give it another, with --name"
+            return "another node of this name is connected. Choose another name, with --name"
         node.number, node.clients = number, clients
         node.examples = entry.examples if entry else None
         return ""
 
     def _owner_conflict(self, name: str, clients: Collection[int]) -> str:
-        """Return an error text if a client's private state is on another node, else ""."""
+        """Return an error message if a client's private state is on another node, else ""."""
         for client in sorted(clients):
             owner = self.owners.get(client, name)
             if owner != name:
                 return (
-                    f"the private state of client {client} is on node {owner} since the run began. "
-                    "Return the client to that node, or copy the node's state to a node of that "
-                    "name"
+                    f"the private state of client {client} is stored on node {owner}. Return the "
+                    "client to that node, or copy the node's state to a node of that name"
                 )
         return ""
 

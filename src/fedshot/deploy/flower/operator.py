@@ -94,7 +94,7 @@ class Operator:
         return True
 
     def register(self, keys: Mapping[str, bytes]) -> list[str]:
-        """Register these nodes and unregister all others; return a text for each rejected node.
+        """Register these nodes and unregister all others; return a message for each rejected one.
 
         Flower registers a key only once: to register a key again, or under another name, the server
         must be restarted. Raises HTTPError if the server does not respond.

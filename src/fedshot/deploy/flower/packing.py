@@ -75,9 +75,9 @@ class Classes:
         return cls(names, *(tuple(sorted(numbers[n] for n in parts[part])) for part in _PARTS))
 
     def of_part(self, dataset: Dataset, parts: Sequence[str]) -> tuple[Dataset, list[str]]:
-        """Return the examples of these parts of the split, labelled with the hosts' class numbers.
+        """Return the examples of these parts of the split, with the class numbers of `names`.
 
-        Also return remarks for the user, such as which examples are skipped. Raises DataError if
+        Also returns remarks for the user, such as which examples are skipped. Raises DataError if
         no example is left.
         """
         numbers = {name: c for c, name in enumerate(self.names)}
@@ -137,7 +137,7 @@ def pack_client(
         notes: further metadata that must be equal in the files of all hosts.
 
     Returns:
-        Remarks for the user, of which the last is the summary.
+        Remarks for the user; the last one is a summary.
 
     Raises:
         ConfigError: the split does not name the classes, or there is no such client.

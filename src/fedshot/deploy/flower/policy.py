@@ -3,9 +3,9 @@
     methods: [fedavg, fedavg_probe]  # methods that may run
     parts: [theta, stats, logits]    # parts that may be uploaded, by name
     most_up_mb: 20                   # MiB that one client uploads in one exchange
-    min_batch: 16                    # least `batch` or `inner_batch` of a method, unless null
-    min_local_steps: 2               # least `local_steps` or `prepare_steps` of a method
-    min_cohort: 3                    # least clients in a round
+    min_batch: 16                    # minimum `batch` or `inner_batch` of a method, unless null
+    min_local_steps: 2               # minimum `local_steps` or `prepare_steps` of a method
+    min_cohort: 3                    # minimum number of clients in a round
     most_seconds: 600                # work for one message; checked after each client or stack
     most_disk_mb: 500                # MiB of private states of one run; checked before work begins
 

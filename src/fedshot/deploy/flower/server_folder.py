@@ -42,7 +42,7 @@ class _Address(TypedDict):
 
 @dataclass(frozen=True)
 class ServerFolder:
-    """The folder of a server."""
+    """A server's folder, with the files listed in this module's docstring."""
 
     folder: Path
 
@@ -68,7 +68,7 @@ class ServerFolder:
         return found.decode()
 
     def write_address(self, host: str, port: int, *, secure: bool, limits: Limits) -> None:
-        """Record how a run on this machine reaches the server."""
+        """Record the address at which runs on this machine reach the server."""
         local = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         found = {"host": local, "port": port, "secure": secure, "message": limits.message}
         storage.write_bytes(self.folder / "server.json", json.dumps(found).encode(), sync=False)

@@ -90,7 +90,7 @@ class Setup:
             raise CodecError(short(f"setup.{key} is invalid: {first['msg']}")) from None
 
     def key(self) -> str:
-        """Return a text that is equal exactly for equal setups."""
+        """Return a string that identifies the setup; only equal setups have equal strings."""
         return json.dumps(self.to_json(), sort_keys=True)
 
     def config(self) -> Config:
@@ -148,9 +148,9 @@ def _check_draws(found: Any) -> None:
     if theirs != draws():
         versions = ", ".join(str(library)[:40] for library in libraries[:2])
         raise ConfigError(
-            f"the server draws other random numbers ({versions}) from one seed than this node "
-            f"({', '.join(_LIBRARIES)}). Install the same versions of fedshot, numpy and torch on "
-            "both."
+            f"with the same seed, the server ({versions}) draws other random numbers than this "
+            f"node ({', '.join(_LIBRARIES)}). Install the same versions of fedshot, numpy and "
+            "torch on both."
         )
 
 

@@ -55,7 +55,10 @@ _MAX_IDLE = 64  # idle connections of one address
 
 
 class Gate:
-    """ASGI middleware in front of the SuperLink."""
+    """ASGI middleware in front of the SuperLink.
+
+    `token` is required for all requests except those of nodes; `keys` says whether nodes have keys.
+    """
 
     def __init__(self, app: Any, token: str, limits: Limits, *, keys: bool = False) -> None:
         self._app, self._token, self._keys = app, token.encode(), keys
@@ -158,8 +161,8 @@ def is_signed(headers: Mapping[bytes, bytes], app: Any, length: int) -> bool:
 def bounded(protocol: type[Any]) -> type[Any]:
     """Return a subclass of a uvicorn protocol with a timeout for the header of a request.
 
-    Uvicorn's own timeout only covers the time without any byte between two requests: a client could
-    send one byte of a header and keep the connection.
+    Uvicorn's own timeout covers only the idle time between two requests: a client could send one
+    byte of a header and keep the connection.
     """
 
     class Bounded(protocol):  # type: ignore[misc]

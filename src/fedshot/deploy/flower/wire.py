@@ -133,7 +133,7 @@ def fetch(
 
     Raises:
         CodecError: the objects are too many, too large, invalid, or do not arrive.
-        Exception: what `pull` raises.
+        Exception: any error that `pull` raises.
     """
     ids, most = dict.fromkeys([outline.metadata.message_id]), max_objects(limits)
     for one in iterate_object_tree(objects):

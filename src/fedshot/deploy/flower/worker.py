@@ -98,7 +98,7 @@ class ClientRuntime:
         cls, setup: Setup, config: Config, data: NodeData, folder: Path, *,
         workers: int, device: str, tell: Callable[[str], None],
     ) -> ClientRuntime:  # fmt: skip
-        """Return the runtime for a run that a server has announced; `config` is that of `setup`.
+        """Return the runtime for a run that a server has announced; `config` is `setup.config()`.
 
         `workers` and `device` are as in `Worker`; `tell` is as in the class.
 
@@ -121,14 +121,14 @@ class ClientRuntime:
         """Begin a session from the committed states `base`, or continue the current session.
 
         States committed after those of `base` are deleted. If `base` is `NO_SEAL`, training starts
-        again: all committed states are moved to another folder. That folder is deleted once its
-        last round, or a later round, is committed.
+        again: all committed states are moved to another folder. That folder is deleted once the
+        last round in it, or a later round, is committed again.
 
         Raises CheckpointError if a later session has begun, or the states of `base` are missing.
         """
         if session < self._session:
             raise CheckpointError(
-                f"the message is of session {session} of the run, which is in {self._session}"
+                f"the message is of session {session}, but the run is in session {self._session}"
             )
         if session > self._session:
             if not base[1]:
@@ -165,7 +165,7 @@ class ClientRuntime:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The session, the last order carried out and the last commit, as every reply has them."""
+        """What every reply reports: the session, the last order carried out, the last commit."""
         return {"life": self._session, "done": self._done, "sealed": list(self._sealed)}
 
     def run_work(
@@ -201,7 +201,7 @@ class ClientRuntime:
             yield from self._arrivals(exchange)
 
     def _arrivals(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the fleet's arrivals; after an error, run the clients that are left one by one."""
+        """Yield the fleet's arrivals; after an error, run the remaining clients one by one."""
         left = dict.fromkeys(exchange.to)
         try:
             for arrival in self._fleet.replies(exchange):

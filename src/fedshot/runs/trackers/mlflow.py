@@ -39,7 +39,7 @@ class MLflow:
         self.last = max((m.step for m in self._history(MARK)), default=-1)
 
     def _reopen(self, path: Path) -> None:
-        """Continue a run in MLflow. Raises ConfigError if it does not exist there any more."""
+        """Continue a run in MLflow. Raises ConfigError if MLflow no longer has it."""
         fix = f"Restore it there, or delete {path} to start a new one."
         try:
             held = self._client.get_run(self._id)

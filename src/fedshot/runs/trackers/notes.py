@@ -14,7 +14,7 @@ MARK = "cost/megabytes_down"  # a metric of every round
 
 
 def result_name(values: Mapping[str, float]) -> str:
-    """Return the name that ends in test/accuracy; it begins with NOT_HONEST/ if it is biased."""
+    """Return the name in `values` that ends in test/accuracy, with NOT_HONEST/ before it or not."""
     return next(name for name in values if name.endswith("test/accuracy"))
 
 

@@ -131,7 +131,10 @@ class Tracker:
 
 
 def names_of(settings: Settings) -> Callable[[str], str]:
-    """Return a function that names metrics; it puts NOT_HONEST/ first if results are biased."""
+    """Return a function from a metric's name to its name in the tracker.
+
+    If the results are biased, it puts NOT_HONEST/ before the names of validation and test metrics.
+    """
     dishonest = bool(not_honest(settings))
     peeks = trees.at(settings, "run.choose") == "best_on_test_classes"
 
@@ -153,7 +156,7 @@ def _send(sink: Sink, record: Mapping[str, Any], named: Callable[[str], str]) ->
 
 
 def _metrics(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a record by their names in trackers."""
+    """Return the metrics of a record, keyed by their names in trackers."""
     found = {f"train/{name}": float(value) for name, value in record["metrics"].items()}
     if record["validation"]:
         found["validation/accuracy"] = record["validation"]["accuracy"]
