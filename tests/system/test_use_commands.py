@@ -101,7 +101,7 @@ def test_files_that_cannot_be_read_are_skipped_and_counted(
     assert "13 files classified, 5 skipped, 1 file of other kinds left out (.doc 1), 1" in err
     assert "folder not followed; learnt from 10 files of 2 classes (1 of the examples" in err
     for words in ("cut.png cannot", "empty.jpg cannot", "deep.png has pixels of mode I;16",
-                  "link.png links to a place outside", "bad.png cannot"):  # fmt: skip
+                  "link.png is a link out of its folder", "bad.png cannot"):  # fmt: skip
         assert f"{words}" in err
     assert "notes.doc" not in err
     assert "secret" not in out

@@ -226,7 +226,7 @@ def _read(
     for path in _files(folder, is_text, skipped):
         try:
             if not _is_inside(path, root):
-                raise DataError(f"{path} links to a place outside {root}. Copy the file instead.")
+                raise DataError(f"{path} is a link out of its folder. Copy the file instead.")
             example = inputs.one(path)
         except DataError as error:
             skipped.append(Skipped(path, str(error)))
