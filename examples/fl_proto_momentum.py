@@ -49,7 +49,7 @@ class FLProtoMomentum(Method[Server]):
     """Prototypical networks, averaged over clients, with momentum at the server.
 
     Args:
-        model: backbone; a head is not used.
+        model: the encoder; its head, if it has one, is not used.
         episode: shape of the training episodes.
         momentum: beta, the share of the last step that the next one repeats; 0 is FL-Proto.
         local_steps: optimiser steps of a local update, one episode each.
