@@ -130,7 +130,11 @@ class OneRoundMethod(Method[OneRoundState]):
     def traits(self) -> Traits:
         """What the method can do and what it needs."""
         warnings = super().traits.warnings
-        if getattr(self.model.backbone, "hidden", None) != ():
+        if isinstance(self.model.backbone, ModuleBackbone):
+            if self.model.trains_backbone:
+                text = f"{self.name} trains nothing, and model.backbone.tune sends weights"
+                warnings += (f"{text}. Set it to 'none'.",)
+        elif self.model.trains_backbone:
             text = f"{self.name} trains nothing: the backbone keeps its random initial weights"
             warnings += (f"{text}. For given features, set model.backbone to mlp with hidden [].",)
         return replace(super().traits, adds_examples=True, warnings=warnings)
