@@ -18,6 +18,7 @@ from fedshot.data.class_split import ClassSplit
 from fedshot.data.copies import Copies
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.encoders.encoded import encoded
+from fedshot.data.encoders.module import held
 from fedshot.data.episodes.episode import Tasks
 from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.episodes.spec import EpisodeSpec
@@ -28,7 +29,7 @@ from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.sent140 import split_users
 from fedshot.evaluation.episodic_test import EpisodicTest, TestOptions
 from fedshot.nn.models.cost import step_flops
-from fedshot.nn.models.module_backbone import ModuleBackbone
+from fedshot.nn.models.module_backbone import ModuleBackbone, held_backbone
 from fedshot.protocol.method import Method
 from fedshot.runs.dataset_info import DatasetInfo
 
@@ -56,6 +57,15 @@ def read_data(config: Config, data_dir: str | None = None) -> tuple[Config, Data
             "or read the texts with word vectors."
         )
     return config, dataset
+
+
+def with_modules(config: Config, encoder: Any, backbone: Any) -> Config:
+    """Return the configuration with the modules, or None, that a Python program passes."""
+    if encoder is not None:
+        config = config.with_encoder(held(config.model.encoder, encoder))
+    if backbone is not None:
+        config = config.with_backbone(held_backbone(config.model.backbone, backbone))
+    return config
 
 
 class FederatedDataset:

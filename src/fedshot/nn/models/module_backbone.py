@@ -239,6 +239,19 @@ class ModuleBackbone(UserModule):
         return found.to(x.dtype), _nested(after)
 
 
+def held_backbone(options: Any, module: Any) -> ModuleBackbone:
+    """Return the options of a backbone with a module that a Python program passes.
+
+    `module` is a `torch.nn.Module`, or a function that returns one.
+    """
+    if not isinstance(options, ModuleBackbone):
+        raise ConfigError(
+            f"a backbone was passed, and model.backbone is a {type(options).__name__}. Set "
+            "model.backbone.name to 'module', or leave `backbone` out."
+        )
+    return options.hold(module)
+
+
 def _add_adapters(
     module: nn.Module, rank: int, alpha: float, targets: tuple[str, ...] | None
 ) -> None:
