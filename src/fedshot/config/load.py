@@ -99,9 +99,7 @@ class Config:
             parts = _parts(settings) | {"data": self.data}
             # Modules that were passed in Python are not in the settings.
             model = self.model
-            parts["model"] = replace(
-                parts["model"], backbone=model.backbone, encoder=model.encoder
-            )
+            parts["model"] = replace(parts["model"], backbone=model.backbone, encoder=model.encoder)
             for name, part in parts.items():
                 object.__setattr__(self, name, part)
         object.__setattr__(self, "_made_of", self.settings)

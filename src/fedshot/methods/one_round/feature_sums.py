@@ -28,6 +28,7 @@ from fedshot.learners.feature_cache import BLOCK
 from fedshot.learners.learner import EvalEpisode, episode_features
 from fedshot.nn.masking import mask_logits
 from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.module_backbone import ModuleBackbone
 from fedshot.nn.prototypes import members, unit_rows
 from fedshot.protocol.averaging import OF_EXAMPLES, OF_FEATURES
 from fedshot.protocol.clients import Clients

@@ -42,11 +42,12 @@ class FunctionalModule:
         run = _Pass()
         self.stats = _replace_layers(module, run, own_norm)
         chosen = choose(module)
-        every: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        self.trained = {name: every[name].detach().contiguous() for name in sorted(chosen)}
-        self.constants = {
-            name: leaf.detach() for name, leaf in every.items() if name not in chosen
+        every: dict[str, Tensor] = {
+            **dict(module.named_parameters()),
+            **dict(module.named_buffers()),
         }
+        self.trained = {name: every[name].detach().contiguous() for name in sorted(chosen)}
+        self.constants = {name: leaf.detach() for name, leaf in every.items() if name not in chosen}
         first = {id(leaf): name for name, leaf in every.items()}
         shared = [*module.named_parameters(remove_duplicate=False),
                   *module.named_buffers(remove_duplicate=False)]  # fmt: skip
@@ -82,10 +83,13 @@ class FunctionalModule:
     def constants_on(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return the tensors that are not trained, on a device, floats with this type."""
         if device not in self._placed or self._placed[device][0] != dtype:
-            self._placed[device] = dtype, {
-                name: leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
-                for name, leaf in self.constants.items()
-            }
+            self._placed[device] = (
+                dtype,
+                {
+                    name: leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
+                    for name, leaf in self.constants.items()
+                },
+            )
         return self._placed[device][1]
 
 
@@ -93,7 +97,7 @@ class FunctionalModule:
 class _Pass:
     """What the layers of one forward pass share."""
 
-    mode: Mode = Mode()
+    mode: Mode = field(default_factory=Mode)
     stats: dict[str, Tree] = field(default_factory=dict)  # by name of the layer
 
 

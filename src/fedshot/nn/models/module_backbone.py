@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,16 +62,16 @@ class ModuleBackbone(UserModule):
 
     tune: Tune = "all"
     rank: AtLeast1 = 8
-    alpha: float = 16.0
+    alpha: AtLeast1 = 16
     targets: tuple[str, ...] | None = None
     digest: str | None = None
 
     def __post_init__(self) -> None:
         check_word("tune", self.tune, _TUNES)
-        if self.rank < 1:
-            raise ConfigError(f"rank is {self.rank}; expected a whole number from 1.")
-        if not math.isfinite(self.alpha):
-            raise ConfigError(f"alpha is {self.alpha}; expected a finite number.")
+        if self.rank < 1 or self.alpha < 1:
+            raise ConfigError(
+                f"rank is {self.rank} and alpha is {self.alpha}; expected whole numbers from 1."
+            )
         if self.targets is not None and self.tune != "lora":
             raise ConfigError(
                 f"targets is {list(self.targets)}, and tune is {self.tune!r}; only 'lora' adapts "
@@ -253,7 +252,7 @@ def held_backbone(options: Any, module: Any) -> ModuleBackbone:
 
 
 def _add_adapters(
-    module: nn.Module, rank: int, alpha: float, targets: tuple[str, ...] | None
+    module: nn.Module, rank: int, alpha: int, targets: tuple[str, ...] | None
 ) -> None:
     """Add low-rank adapters, W + alpha / rank * B A, to layers of a module."""
     require("encoders", "model.backbone.tune 'lora'", "peft")
