@@ -129,7 +129,7 @@ class ModuleBackbone(UserModule):
         if not names:
             raise ConfigError(
                 f"model.backbone.tune is {self.tune!r}, and the module has no such parameter that "
-                "requires a gradient. Choose another tune, such as 'all' or 'lora'."
+                "requires a gradient. Set it to 'all' or 'lora', or let the parameters require one."
             )
         return names
 
