@@ -114,7 +114,7 @@ def test_the_commands_use_the_module_of_the_run(
     rows = np.concatenate([digits.images_of([c])[:3] for c in (7, 8)])
     x, names = digits.pixels[rows], [digits.class_names[c] for c in digits.y[rows]]
     assert found == fs.FewShotClassifier(out).fit(x, names).predict(x[:3]).tolist()
-    assert main(["export", str(out), "--to", "onnx", "--out", str(tmp_path / "out")]) == 0
+    assert main(["export", "--run", str(out), "--to", "onnx", "--out", str(tmp_path / "out")]) == 0
     session = onnxruntime.InferenceSession(tmp_path / "out" / "encoder.onnx")
     (features,) = session.run(None, {"examples": digits.pixels[:5]})
     assert features.shape == (5, 6)
