@@ -38,7 +38,7 @@ class FunctionalModule:
     def __init__(
         self, module: nn.Module, choose: Callable[[nn.Module], Collection[str]], *, own_norm: bool
     ) -> None:
-        module.eval()
+        module.cpu().eval()
         run = _Pass()
         self.stats = _replace_layers(module, run, own_norm)
         chosen = choose(module)
