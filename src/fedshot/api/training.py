@@ -21,11 +21,10 @@ from fedshot.core import shutdown
 from fedshot.core.console import log_shown, tell
 from fedshot.core.errors import ConfigError, as_path
 from fedshot.data.class_split import random_shares
-from fedshot.data.encoders.module import held
 from fedshot.evaluation.episodic_test import Score
 from fedshot.runs import run_folder
 from fedshot.runs.experiment import MAY_CHANGE, Experiment
-from fedshot.runs.prepare import PreparedRun
+from fedshot.runs.prepare import PreparedRun, with_modules
 from fedshot.runs.recorder import Record
 from fedshot.runs.trackers.tracking import Tracker, check
 
@@ -45,6 +44,7 @@ def train(
     *,
     data: Any = None,
     encoder: Any = None,
+    backbone: Any = None,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     data_dir: str | None = None,
@@ -75,6 +75,9 @@ def train(
         encoder: a frozen `torch.nn.Module` that computes features before training, or a function
             that returns one. It takes images as float [n, C, H, W] in [0, 1], or a list of n texts,
             and returns features [n, d]. To use one of fedshot's encoders, set `model.encoder`.
+        backbone: a `torch.nn.Module` to train or fine-tune, or a function that returns one. The
+            settings `model.backbone` say which of its parameters are trained. For its input see
+            `ModuleBackbone`.
         out: folder of the run; `runs/<name>` by default. A configuration without a name takes the
             folder's name.
         resume: whether to continue the run in `out`, if there is one; the result is then bitwise
@@ -108,7 +111,7 @@ def train(
     tree, notices = merged_settings(config, given)
     if out is not None:
         tree.setdefault("name", as_path("out", out).name)
-    chosen = _config(tree, memory, encoder)
+    chosen = _config(tree, memory, encoder, backbone)
     folder = Path("runs") / chosen.name if out is None else as_path("out", out)
     for text in notices:
         note(text, progress)
@@ -130,7 +133,7 @@ def train(
             lambda: tracker_of(experiment, tracker, notify),
             notify,
         )
-    return TrainingRun(folder, encoder)
+    return TrainingRun(folder, encoder, backbone)
 
 
 def resumed(folder: Path, chosen: Config, *, resume: bool, fix: str) -> Config:
@@ -249,12 +252,12 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _config(tree: Settings, data: Any, encoder: Any) -> Config:
-    """Return the configuration, with the data and the encoder passed in memory, if any."""
+def _config(tree: Settings, data: Any, encoder: Any, backbone: Any) -> Config:
+    """Return the configuration, with the data and modules passed in memory, if any."""
+    if backbone is not None and trees.at(tree, "model.backbone.name") is None:
+        trees.put(tree, "model.backbone.name", "module")
     chosen = Config.of(tree) if data is None else _with_data(tree, data, raw=encoder is not None)
-    if encoder is None:
-        return chosen
-    return chosen.with_encoder(held(chosen.model.encoder, encoder))
+    return with_modules(chosen, encoder, backbone)
 
 
 def _with_data(tree: Settings, data: Any, *, raw: bool) -> Config:

@@ -74,12 +74,15 @@ class TrainingRun:
     Args:
         folder: folder of the run.
         encoder: the encoder that was passed to `fedshot.train`, if any.
+        backbone: the backbone that was passed to `fedshot.train`, if any.
 
     Raises CheckpointError if the folder holds no run.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], encoder: Any = None) -> None:
-        self._encoder = encoder
+    def __init__(
+        self, folder: str | os.PathLike[str], encoder: Any = None, backbone: Any = None
+    ) -> None:
+        self._modules = {"encoder": encoder, "backbone": backbone}
         self._path = as_path("folder", folder)
         run_folder.check(self._path)
 
@@ -209,7 +212,7 @@ class TrainingRun:
         """
         from fedshot.use import FewShotClassifier
 
-        return FewShotClassifier.from_run(self._path, **{"encoder": self._encoder, **options})
+        return FewShotClassifier.from_run(self._path, **{**self._modules, **options})
 
     def report(
         self, to: str | os.PathLike[str] | None = None, *, with_data: bool = True,
@@ -256,10 +259,12 @@ class TrainingRun:
         return html_table([], list(self._facts.items()))
 
 
-def open_run(folder: str | os.PathLike[str], encoder: Any = None) -> TrainingRun:
+def open_run(
+    folder: str | os.PathLike[str], encoder: Any = None, backbone: Any = None
+) -> TrainingRun:
     """Open the run in a folder, finished or not.
 
-    `encoder` is the encoder that was passed to `fedshot.train`, if any.
+    `encoder` and `backbone` are the modules that were passed to `fedshot.train`, if any.
 
     Raises CheckpointError if the folder holds no run.
 
@@ -269,7 +274,7 @@ def open_run(folder: str | os.PathLike[str], encoder: Any = None) -> TrainingRun
         run.history.plot(x="round", y="loss")
         ```
     """
-    return TrainingRun(folder, encoder)
+    return TrainingRun(folder, encoder, backbone)
 
 
 def _result(run: Run) -> RunResult:

@@ -51,6 +51,7 @@ from fedshot.evaluation.episodic_test import TestOptions
 from fedshot.methods.registry import METHODS
 from fedshot.methods.removed_options import without_removed
 from fedshot.methods.user_methods import FILES
+from fedshot.nn.models.backbones import Backbone
 from fedshot.nn.models.model import Model
 from fedshot.protocol.method import Method
 
@@ -96,8 +97,9 @@ class Config:
                     "both to agree. Make the configuration with Config.of(settings)."
                 )
             parts = _parts(settings) | {"data": self.data}
-            # A module that was passed in Python is not in the settings.
-            parts["model"] = replace(parts["model"], encoder=self.model.encoder)
+            # Modules that were passed in Python are not in the settings.
+            model = self.model
+            parts["model"] = replace(parts["model"], backbone=model.backbone, encoder=model.encoder)
             for name, part in parts.items():
                 object.__setattr__(self, name, part)
         object.__setattr__(self, "_made_of", self.settings)
@@ -149,6 +151,10 @@ class Config:
     def with_encoder(self, encoder: EncoderOptions | None) -> Config:
         """Return a copy with another encoder, or without one."""
         return replace(self, model=replace(self.model, encoder=encoder))
+
+    def with_backbone(self, backbone: Backbone) -> Config:
+        """Return a copy with another backbone."""
+        return replace(self, model=replace(self.model, backbone=backbone))
 
     def write(self, path: Path) -> None:
         """Write the settings as YAML."""

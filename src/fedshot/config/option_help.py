@@ -158,8 +158,9 @@ def pages() -> dict[str, str]:
                 continue
             name, title = _page(part)
             page = found.setdefault(name, [f"# {title}", "", _HEAD])
+            same = sum(line.endswith(f"# {part.kind}") for line in page)  # headings before it
             page += _section(part, first=not row, titled=title == path)
-            link = f"{name}#{part.kind}" if part.kind else name
+            link = f"{name}#{part.kind}{f'_{same}' if same else ''}" if part.kind else name
             row.append(f"[`{part.kind or path}`]({link})")
         default = f"`{KINDS[path][1]}`" if path in KINDS else ""
         index.append(f"| `{path}` | {', '.join(row)} | {default} |")

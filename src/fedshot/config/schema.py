@@ -66,13 +66,16 @@ class ModelOptions:
         """Return the model for examples of a shape: images, or texts if `table` has word vectors.
 
         A validated configuration has replaced the norm policy "method" with the method's choice.
-        Without a configuration, "method" means "running".
+        Without a configuration, "method" means "running". Raises ConfigError if the backbone does
+        not fit the examples.
         """
         policy = "running" if self.norm_policy == "method" else self.norm_policy
         pixels = self.pixel_mean, self.pixel_std
-        return Model(
+        model = Model(
             self.backbone, self.head, shape, policy, self.dtype, *pixels, self.bf16, table
         )  # fmt: skip
+        self.backbone.out_features(shape)  # loads and tries a module of the user
+        return model
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from fedshot.core.text import joined
 
 PACKAGES = {
     "completion": ("shtab",),
-    "encoders": ("sentence_transformers", "transformers"),
+    "encoders": ("peft", "sentence_transformers", "transformers"),
     "flower": ("flwr", "cryptography", "httpx"),
     "hf": ("datasets",),
     "pandas": ("pandas",),

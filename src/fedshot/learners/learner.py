@@ -31,6 +31,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
+from fedshot.nn.models.module_backbone import ModuleBackbone
 
 
 class EpisodeLoss(NamedTuple):
@@ -113,12 +114,18 @@ class Learner(Protocol):
 
 
 def check_body(model: Model, learner: str) -> None:
-    """Raise ConfigError if the backbone has no layers, and so no parameters to train."""
-    if getattr(model.backbone, "hidden", None) == ():
+    """Raise ConfigError if the backbone has no parameters to train."""
+    if model.trains_backbone:
+        return
+    if isinstance(model.backbone, ModuleBackbone):
         raise ConfigError(
-            f"model.backbone.hidden is []: without a layer, {learner} would have no parameters to "
-            "train. Give at least one width, such as [64], or use fedncm, which does not train."
+            f"model.backbone.tune is 'none': {learner} has no parameters to train. Set it to "
+            "'head', 'lora' or 'all', or use a method without training: fedncm."
         )
+    raise ConfigError(
+        f"model.backbone.hidden is []: without a layer, {learner} would have no parameters to "
+        "train. Give at least one width, such as [64], or use fedncm, which does not train."
+    )
 
 
 def episode_features(

@@ -18,6 +18,7 @@ from fedshot.data.class_split import ClassSplit
 from fedshot.data.copies import Copies
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.encoders.encoded import encoded
+from fedshot.data.encoders.module import held
 from fedshot.data.episodes.episode import Tasks
 from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.episodes.spec import EpisodeSpec
@@ -28,6 +29,7 @@ from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.sent140 import split_users
 from fedshot.evaluation.episodic_test import EpisodicTest, TestOptions
 from fedshot.nn.models.cost import step_flops
+from fedshot.nn.models.module_backbone import ModuleBackbone, held_backbone
 from fedshot.protocol.method import Method
 from fedshot.runs.dataset_info import DatasetInfo
 
@@ -57,6 +59,15 @@ def read_data(config: Config, data_dir: str | None = None) -> tuple[Config, Data
             "or read the texts with word vectors."
         )
     return config, dataset
+
+
+def with_modules(config: Config, encoder: Any, backbone: Any) -> Config:
+    """Return the configuration with the modules, or None, that a Python program passes."""
+    if encoder is not None:
+        config = config.with_encoder(held(config.model.encoder, encoder))
+    if backbone is not None:
+        config = config.with_backbone(held_backbone(config.model.backbone, backbone))
+    return config
 
 
 class FederatedDataset:
@@ -226,6 +237,8 @@ class PreparedRun(FederatedDataset):
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
         super().__init__(config, data_dir)
         config = self.config
+        if isinstance(config.model.backbone, ModuleBackbone):  # its hash may be unknown until now
+            config = config.with_backbone(config.model.backbone.recorded())
         model = config.model.build(self.dataset)
         spec = config.episode
         flops = step_flops(model, spec.max_way * (spec.shot + spec.query))
@@ -242,10 +255,11 @@ class PreparedRun(FederatedDataset):
             )
         if config.run.fleet == "vectorised" and not model.backbone.vmappable:
             kind = config.settings["model"]["backbone"]["name"]
+            cell = ", or model.backbone.kernel to 'cell'" if kind != "module" else ""
             raise ConfigError(
                 f"run.fleet is 'vectorised', and {config.settings['method']['name']} with the "
-                f"backbone {kind!r} cannot be vectorised: its torch kernel takes the weights of "
-                "one model. Set run.fleet to 'threads', or model.backbone.kernel to 'cell'."
+                f"backbone {kind!r} cannot be vectorised: it computes with the weights of one "
+                f"model only. Set run.fleet to 'threads'{cell}."
             )
         traits = self.method.traits
         if config.run.fleet == "vectorised" and traits.unstackable:

@@ -12,6 +12,7 @@ from fedshot import __version__
 from fedshot.core import records
 from fedshot.data.example_inputs import Pictures
 from fedshot.data.sources.publishers import LICENCES, NO_LICENCE, VECTORS
+from fedshot.nn.models.module_backbone import ModuleBackbone
 from fedshot.runs.run_folder import RESULT
 from fedshot.runs.test_protocol import ResultJson, TestProtocol
 from fedshot.use.calibration import stored
@@ -199,6 +200,8 @@ def _use(run: TrainedRun, encoders: Sequence[str]) -> list[str]:
     where = "`body/...` are the weights and `stats/...` the statistics of batch norm by layer"
     if frozen_module(run) is not None:
         where += ", `encoder/...` the weights of the frozen encoder"
+    if isinstance(model.backbone, ModuleBackbone):
+        where += ", `constants/...` the tensors of the module that are not trained"
     lines = [
         f"- `{file}`: {where}; encoder.json describes the layers."
         if file == "encoder.safetensors"

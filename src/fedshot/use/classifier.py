@@ -47,6 +47,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         unknown_label: label of rejected examples.
         data_dir: folder of datasets, for runs that need their data (see `TrainedRun`).
         encoder: the `torch.nn.Module` of `model.encoder`, if it was passed to the run in Python.
+        backbone: the `torch.nn.Module` of `model.backbone`, if it was passed to the run in Python.
 
     Attributes:
         classes_: sorted labels, in the order of the columns of `predict_proba`.
@@ -65,6 +66,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         unknown_label: Any = NONE,
         data_dir: str | None = None,
         encoder: Any = None,
+        backbone: Any = None,
     ) -> None:
         self.run = run
         self.client = client
@@ -73,6 +75,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self.unknown_label = unknown_label
         self.data_dir = data_dir
         self.encoder = encoder
+        self.backbone = backbone
 
     @classmethod
     def from_run(cls, run: str | Path, **options: Any) -> FewShotClassifier:
@@ -317,10 +320,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     @property
     def opened(self) -> TrainedRun:
-        """The opened run, reopened only if `run`, `data_dir` or `encoder` changes."""
-        asked = (str(self.run), self.data_dir, self.encoder)
+        """The opened run, reopened only if its folder, `data_dir` or a module changes."""
+        asked = (str(self.run), self.data_dir, self.encoder, self.backbone)
         if getattr(self, "_asked", None) != asked:
-            self._run = run = TrainedRun(self.run, self.data_dir, encoder=self.encoder)
+            self._run = run = TrainedRun(
+                self.run, self.data_dir, encoder=self.encoder, backbone=self.backbone
+            )
             self._inputs = Inputs(run.dataset_info, run.config, run.encode)
             self._asked = asked
         return self._run

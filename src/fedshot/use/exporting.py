@@ -32,6 +32,7 @@ from fedshot.core.errors import (
 )
 from fedshot.core.extras import require
 from fedshot.learners.learner import test_modes
+from fedshot.nn.models.module_backbone import ModuleBackbone
 from fedshot.use.card import CARD, card_text, preprocessing
 from fedshot.use.encoder import (
     Encoder,
@@ -82,6 +83,8 @@ def export(
     weights = tree.digest({"body": body, "stats": stats})
     if run.config.model.encoder is not None:
         weights += f" {run.config.model.encoder.digest}"
+    if isinstance(run.model.backbone, ModuleBackbone):
+        weights += f" {run.model.backbone.digest}"
     before = _earlier(folder, FILES[to], weights)
     licence = licence or before.get("licence")
     module = encoder_module(run.model, body, stats, frozen_module(run))
@@ -170,6 +173,9 @@ def _weights(run: TrainedRun, module: Encoder) -> bytes:
         flat["table"] = run.model.table
     if isinstance(module, ImageEncoder):
         flat |= {f"encoder/{name}": leaf for name, leaf in module.frozen.state_dict().items()}
+    if isinstance(run.model.backbone, ModuleBackbone):
+        constants = run.model.backbone.net.constants
+        flat |= {f"constants/{name}": leaf for name, leaf in constants.items()}
     return save({name: leaf.contiguous().clone() for name, leaf in flat.items()})
 
 

@@ -24,7 +24,6 @@ from fedshot.core.tree import Tree
 from fedshot.data.dataset import Features
 from fedshot.data.encoders.encoded import features_of
 from fedshot.data.encoders.frozen import Block, LoadedEncoder
-from fedshot.data.encoders.module import held
 from fedshot.data.episodes.episode import ClientData
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
@@ -36,7 +35,7 @@ from fedshot.protocol.method import Prediction
 from fedshot.runs import run_folder
 from fedshot.runs.dataset_info import DatasetInfo
 from fedshot.runs.experiment import check_belongs, fleet_for
-from fedshot.runs.prepare import FederatedDataset, threads_for, workers_for
+from fedshot.runs.prepare import FederatedDataset, threads_for, with_modules, workers_for
 
 _BEFORE = 0  # the round before training
 
@@ -49,6 +48,7 @@ class TrainedRun:
         data_dir: folder of datasets, for methods whose predictions need the clients' data, and for
             runs of older versions, which stored no dataset info.
         encoder: the module of `model.encoder`, if it was passed to the run in Python.
+        backbone: the module of `model.backbone`, if it was passed to the run in Python.
 
     Raises:
         CheckpointError: the folder has no run or no checkpoint yet, or a file is damaged.
@@ -56,12 +56,12 @@ class TrainedRun:
     """
 
     def __init__(
-        self, folder: Path | str, data_dir: str | None = None, *, encoder: Any = None
-    ) -> None:
+        self, folder: Path | str, data_dir: str | None = None, *, encoder: Any = None,
+        backbone: Any = None,
+    ) -> None:  # fmt: skip
         self.folder, self._data_dir = as_path("folder", folder), data_dir
-        self.config = run_folder.configuration(self.folder, any_device=True)
-        if encoder is not None:
-            self.config = self.config.with_encoder(held(self.config.model.encoder, encoder))
+        config = run_folder.configuration(self.folder, any_device=True)
+        self.config = with_modules(config, encoder, backbone)
         self.checkpoints = run_folder.checkpoints(self.folder)
         rounds = self.checkpoints.rounds()
         if not rounds:

@@ -17,6 +17,7 @@ import yaml
 from fedshot.config.load import Config
 from fedshot.core import storage, tree
 from fedshot.fleets.unreliable import Trouble, Unreliable
+from fedshot.nn.user_modules import MODULES
 from fedshot.protocol.exchange import Exchange, Fleet
 from fedshot.runs.checkpoint import Checkpoints
 from fedshot.runs.experiment import Experiment
@@ -29,6 +30,8 @@ from . import registered_method
 NODES, CLIENTS = 3, 6
 PROXIES = {"all_proxy": "socks5://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 """Proxies that are not there; loopback goes without."""
+ALLOWED = {MODULES: "nn.models.user_nets"}
+"""The module whose functions may make backbones."""
 LONG = 120.0  # seconds that nothing here should take; the machine may be busy
 
 BASE: dict[str, Any] = {
@@ -67,7 +70,7 @@ class LocalFederation:
         local.PROGRAM = [sys.executable, str(Path(registered_method.__file__))]
         local.prepare(self.folder, setting(*self.changes), self.nodes)
         self.home, self.children = self._stack.enter_context(
-            local.federation(self.folder, self.nodes, self.said.append, env=PROXIES)
+            local.federation(self.folder, self.nodes, self.said.append, env=PROXIES | ALLOWED)
         )
         return self
 

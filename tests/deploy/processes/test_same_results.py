@@ -13,7 +13,7 @@ import pytest
 
 from fedshot.runs.checkpoint import Checkpoints
 
-from .local_federation import LocalFederation, alone, newest, weights
+from .local_federation import ALLOWED, LocalFederation, alone, newest, weights
 
 MAML = {"model": {"head": {"name": "linear", "way": 5}}}
 PROTO = {"name": "fsl_local", "learner_name": "proto", "local_steps": 2}
@@ -32,16 +32,25 @@ METHODS: dict[str, dict[str, Any]] = {
     "frl": {"method": {"name": "frl", "inner_rounds": 2}},
     "pfedfsl": {"method": {"name": "pfedfsl", "m": 2, "delay": 1, "local_steps": 2}},
     "synthetic": {"method": {"name": "synthetic"}},
-}
+    "fl_proto, lora": {
+        "model": {"backbone": {"name": "module", "factory": "nn.models.user_nets:vit",
+                               "args": {"dropout": 0.1}, "tune": "lora", "rank": 2}},
+        "method": {"name": "fl_proto", "local_steps": 2},
+    },
+}  # fmt: skip
 CLOCK = {"seconds": 0, "elapsed": 0, "ended": ""}  # what no two runs share
 PRIVATE = {"fsl_local", "fedfsl_mi, exclusive", "f2l", "synthetic"}
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_on_nodes_equals_one_on_the_sequential_fleet(
-    federation: LocalFederation, tmp_path: Path, name: str
+    federation: LocalFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Five rounds, four of six clients in each: weights, private states, bytes, scores, result."""
+    if name.endswith("lora"):
+        pytest.importorskip("peft", reason="the extra `encoders` is not installed")
+        for variable, value in ALLOWED.items():
+            monkeypatch.setenv(variable, value)
     with federation.experiment(METHODS[name]) as there:
         records = list(there.run())
         result = there.result()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.data.dataset import Features, Kind, Pixels
+from fedshot.nn.user_modules import check_features
 
 Block: TypeAlias = Pixels | tuple[str, ...]
 """Images, uint8 [n, H, W, C], or raw texts."""
@@ -101,13 +102,7 @@ class LoadedEncoder:
         """
         with torch.inference_mode():
             found = self.module(_to(inputs, self.device))
-        if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != n:
-            raise ConfigError(
-                f"model.encoder returns {_described(found)} for {n} examples; expected features, a "
-                f"tensor [{n}, d]. Flatten or pool the output in the module's forward."
-            )
-        if not found.is_floating_point():
-            raise ConfigError(f"model.encoder returns {found.dtype}; expected floating point.")
+        found = check_features(found, n, "model.encoder")
         return np.ascontiguousarray(found.float().numpy(force=True))
 
 
@@ -115,12 +110,6 @@ def _to(inputs: Any, device: torch.device) -> Any:
     if isinstance(inputs, Mapping):
         return {name: _to(value, device) for name, value in inputs.items()}
     return inputs.to(device) if isinstance(inputs, Tensor) else inputs
-
-
-def _described(found: Any) -> str:
-    if isinstance(found, Tensor):
-        return f"a tensor {list(found.shape)}"
-    return f"an object of type {type(found).__name__}"
 
 
 def colour(images: Pixels) -> Pixels:

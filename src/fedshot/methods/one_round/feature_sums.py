@@ -30,6 +30,7 @@ from fedshot.learners.feature_cache import BLOCK
 from fedshot.learners.learner import EvalEpisode, episode_features
 from fedshot.nn.masking import mask_logits
 from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.module_backbone import ModuleBackbone
 from fedshot.nn.prototypes import members, unit_rows
 from fedshot.protocol.averaging import OF_EXAMPLES, OF_FEATURES
 from fedshot.protocol.clients import Clients
@@ -138,7 +139,11 @@ class OneRoundMethod(Method[OneRoundState]):
     def traits(self) -> Traits:
         """What the method can do and what it needs."""
         warnings = super().traits.warnings
-        if getattr(self.model.backbone, "hidden", None) != ():
+        if isinstance(self.model.backbone, ModuleBackbone):
+            if self.model.trains_backbone:
+                text = f"{self.name} does not train, and model.backbone.tune sends weights"
+                warnings += (f"{text}. Set it to 'none'.",)
+        elif self.model.trains_backbone:
             text = f"{self.name} does not train: the backbone keeps its random initial weights"
             hint = "If the data are features already, set model.backbone to mlp with hidden []"
             warnings += (f"{text}. {hint}.",)

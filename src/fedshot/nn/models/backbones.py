@@ -30,6 +30,7 @@ from fedshot.nn.models.layers import (
     needs_gradient,
 )
 from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.module_backbone import ModuleBackbone
 from fedshot.nn.models.recurrent import GRU, BiLSTM
 from fedshot.nn.models.resnet import ResNet12
 
@@ -90,6 +91,11 @@ class MLP:
 
     hidden: tuple[Width, ...] = (64, 64)
     dropout: float = 0.0
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are parameters to train."""
+        return self.hidden != ()
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
@@ -243,4 +249,5 @@ BACKBONES: dict[str, type[Backbone]] = {
     "resnet12": ResNet12,
     "gru": GRU,
     "bilstm": BiLSTM,
+    "module": ModuleBackbone,
 }

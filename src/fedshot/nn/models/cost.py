@@ -14,6 +14,7 @@ from fedshot.core.machine import arithmetic
 from fedshot.core.seeds import Key
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
+from fedshot.nn.models.module_backbone import ModuleBackbone
 
 _BY_FILTERS = (torch.conv2d, F.linear)
 _PRODUCTS = (torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__)
@@ -26,11 +27,12 @@ def step_flops(model: Model, examples: int) -> int:
     scaled to `examples`. The number is multiplied by three, because a backward pass has two
     products for each product of the forward pass. Recurrent layers are small and not counted, so
     the number for texts is 0. The forward pass is in float64, for which torch operations run
-    instead of the C kernels.
+    instead of the C kernels, which modules lack.
     """
     if model.table is not None:
         return 0
-    model = replace(model, dtype="float64", bf16=False)
+    module = isinstance(model.backbone, ModuleBackbone)
+    model = replace(model, dtype=model.dtype if module else "float64", bf16=False)
     params, stats = model.init(Key(0))
     *sides, channels = model.shape
     x = torch.zeros(2, channels, *sides, dtype=model.torch_dtype)

@@ -115,8 +115,10 @@ def init_norm(c: int, dtype: torch.dtype) -> tuple[Tree, Tree]:
     return params, {"mean": torch.zeros(c, dtype=dtype), "var": torch.ones(c, dtype=dtype)}
 
 
-def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-    """Return batch norm of x [n, c] or [n, c, h, w], and the statistics after this pass.
+def batch_norm(
+    p: Tree, s: Tree, x: Tensor, mode: Mode, eps: float = EPS, momentum: float = MOMENTUM
+) -> tuple[Tensor, Tree]:
+    """Return batch norm of x [n, c, ...], and the statistics after this pass.
 
     `s` is `{"mean", "var"}`, or `{}` without running statistics.
 
@@ -134,28 +136,30 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
         if not s:
             raise ConfigError(NO_STATISTICS)
         mean, var = s["mean"].detach(), s["var"].detach()
-        return F.batch_norm(x, mean, var, p["weight"], p["bias"], eps=EPS), s
+        return F.batch_norm(x, mean, var, p["weight"], p["bias"], eps=eps), s
     n = x.numel() // x.shape[1]
     if n < 2:
         raise ConfigError(too_few(n, x))
     if stacked() or torch.compiler.is_exporting():
-        return _batch_norm_stacked(p, s, x, mode)
+        return _batch_norm_stacked(p, s, x, mode, eps, momentum)
     if mode.norm == "batch" and not s:
-        return F.batch_norm(x, None, None, p["weight"], p["bias"], True, 0.0, EPS), s
+        return F.batch_norm(x, None, None, p["weight"], p["bias"], True, 0.0, eps), s
     # torch updates the buffers in place, so it gets copies.
     shape = x.shape[1:2]
     mean = s["mean"].detach().clone() if s else p["weight"].new_zeros(shape)
     var = s["var"].detach().clone() if s else p["weight"].new_ones(shape)
-    momentum = 1.0 if mode.norm == "capture" else MOMENTUM
-    y = F.batch_norm(x, mean, var, p["weight"], p["bias"], True, momentum, EPS)
+    momentum = 1.0 if mode.norm == "capture" else momentum
+    y = F.batch_norm(x, mean, var, p["weight"], p["bias"], True, momentum, eps)
     if mode.norm == "capture":
         var = var * ((n - 1) / n)  # torch returns the unbiased variance
     return y, {"mean": mean, "var": var}
 
 
-def _batch_norm_stacked(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+def _batch_norm_stacked(
+    p: Tree, s: Tree, x: Tensor, mode: Mode, eps: float, momentum: float
+) -> tuple[Tensor, Tree]:
     """Return `batch_norm` with batch statistics, by operations that are correct under vmap."""
-    y = F.batch_norm(x, None, None, None, None, True, 0.0, EPS)
+    y = F.batch_norm(x, None, None, None, None, True, 0.0, eps)
     shape = [1, -1] + [1] * (x.ndim - 2)
     y = y * p["weight"].view(shape) + p["bias"].view(shape)
     if mode.norm == "batch" and not s:
@@ -165,10 +169,10 @@ def _batch_norm_stacked(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor
     mean, var = x.mean(axes), x.var(axes, unbiased=False)
     if mode.norm == "capture":
         return y, {"mean": mean, "var": var}
-    keep = 1.0 - MOMENTUM
+    keep = 1.0 - momentum
     return y, {
-        "mean": keep * s["mean"].detach() + MOMENTUM * mean,
-        "var": keep * s["var"].detach() + MOMENTUM * var * (n / (n - 1)),
+        "mean": keep * s["mean"].detach() + momentum * mean,
+        "var": keep * s["var"].detach() + momentum * var * (n / (n - 1)),
     }
 
 

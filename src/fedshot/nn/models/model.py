@@ -105,6 +105,12 @@ class Model:
         return "features" if len(self.shape) == 1 else "images"
 
     @property
+    def trains_backbone(self) -> bool:
+        """Whether the backbone has parameters to train."""
+        trains: bool = getattr(self.backbone, "trains", True)
+        return trains
+
+    @property
     def by_support(self) -> bool:
         """Whether tests use the batch-norm statistics of the support set."""
         return self.norm_policy in ("support", "group")

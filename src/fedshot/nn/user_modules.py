@@ -1,0 +1,121 @@
+"""Torch modules of the user: passed in Python, or made by a function that settings name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from fedshot.core.errors import ConfigError
+
+MODULES = "FEDSHOT_ENCODERS"
+
+
+@dataclass(frozen=True)
+class UserModule:
+    """A `torch.nn.Module` of the user.
+
+    Args:
+        factory: "package.module:function", which returns the module. It runs only if the
+            environment variable FEDSHOT_ENCODERS names the Python module, since a configuration
+            alone must not run code. null: the module was passed in Python.
+        args: keyword arguments of the factory, which runs with torch's generator seeded by 0.
+    """
+
+    option: ClassVar[str]  # key path of the section
+    argument: ClassVar[str]  # the argument that takes the module in Python
+
+    factory: str | None = None
+    args: dict[str, Any] = field(default_factory=dict, hash=False)
+    held: nn.Module | None = field(
+        default=None, init=False, repr=False, compare=False, kw_only=True
+    )
+
+    def hold(self, module: Any) -> Self:
+        """Return these options with a module, or the module that a function returns."""
+        if not callable(module):
+            raise ConfigError(
+                f"{self.argument} is of type {type(module).__name__}; expected a torch.nn.Module, "
+                "or a function that returns one."
+            )
+        found = module if isinstance(module, nn.Module) else called(module, {}, self.argument)
+        return self._with_held(found)
+
+    def _with_held(self, module: nn.Module | None, **known: Any) -> Self:
+        made = replace(self, **known)
+        object.__setattr__(made, "held", module)
+        return made
+
+    def module(self, digest: str | None) -> nn.Module:
+        """Return a copy of the module that was passed, or the module that the factory returns.
+
+        `digest` is its hash if a run recorded one. Raises ConfigError if there is no module, or if
+        the factory may not run or fails.
+        """
+        if self.held is not None:
+            return deepcopy(self.held)
+        if self.factory is None:
+            known = f", SHA-256 {digest}" if digest else ""
+            raise ConfigError(
+                f"{self.option} was a module in a program's memory{known}, and no file holds it. "
+                f"Pass it again in Python, as {self.argument}=module, or set {self.option}.factory."
+            )
+        where, colon, name = self.factory.partition(":")
+        if not colon or not all(word.isidentifier() for word in [*where.split("."), name]):
+            raise ConfigError(
+                f"{self.option}.factory is {self.factory!r}; expected 'package.module:function'."
+            )
+        if where not in os.environ.get(MODULES, "").split(","):
+            raise ConfigError(
+                f"{self.option}.factory names code of the module {where!r}, which only you can "
+                f"allow to run. If you trust it, set {MODULES}={where}."
+            )
+        try:
+            factory = getattr(importlib.import_module(where), name)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"{self.option}.factory is {self.factory!r}, which cannot be imported: {error}. "
+                "Correct it, or add its folder to PYTHONPATH."
+            ) from error
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)  # equal random weights in every process
+            return called(factory, self.args, self.factory)
+
+
+def called(factory: Callable[..., Any], args: Mapping[str, Any], name: str) -> nn.Module:
+    """Return the module that a user's function returns. Raises ConfigError if it fails."""
+    try:
+        made = factory(**args)
+    except Exception as error:  # a user's code may raise anything
+        raise ConfigError(
+            f"{name} raises an error if it is called with {args}: {type(error).__name__}: {error}."
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise ConfigError(
+            f"{name} returns an object of type {type(made).__name__}; expected a torch.nn.Module, "
+            "whose weights can be hashed. Wrap it in one."
+        )
+    return made
+
+
+def check_features(found: Any, n: int, option: str) -> Tensor:
+    """Return what a module gave for n examples.
+
+    Raises ConfigError unless it is n rows of floating-point numbers.
+    """
+    if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != n:
+        shape = f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else None
+        raise ConfigError(
+            f"{option} gives {shape or f'an object of type {type(found).__name__}'} for {n} "
+            f"examples; expected features, a tensor [{n}, d]. Flatten or pool the output in the "
+            "module's forward."
+        )
+    if not found.is_floating_point():
+        raise ConfigError(f"{option} gives {found.dtype}; expected floating point.")
+    return found
