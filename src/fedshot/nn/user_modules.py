@@ -63,7 +63,7 @@ class UserModule:
         if self.factory is None:
             known = f", SHA-256 {digest}" if digest else ""
             raise ConfigError(
-                f"{self.option} was a module in a program's memory{known}, and no file holds it. "
+                f"{self.option} was a module passed in Python{known}, which no file contains. "
                 f"Pass it again in Python, as {self.argument}=module, or set {self.option}.factory."
             )
         where, colon, name = self.factory.partition(":")
@@ -105,17 +105,17 @@ def called(factory: Callable[..., Any], args: Mapping[str, Any], name: str) -> n
 
 
 def check_features(found: Any, n: int, option: str) -> Tensor:
-    """Return what a module gave for n examples.
+    """Return the output of a module for n examples.
 
-    Raises ConfigError unless it is n rows of floating-point numbers.
+    Raises ConfigError unless it is a floating-point tensor [n, d].
     """
     if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != n:
         shape = f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else None
         raise ConfigError(
-            f"{option} gives {shape or f'an object of type {type(found).__name__}'} for {n} "
+            f"{option} returns {shape or f'an object of type {type(found).__name__}'} for {n} "
             f"examples; expected features, a tensor [{n}, d]. Flatten or pool the output in the "
             "module's forward."
         )
     if not found.is_floating_point():
-        raise ConfigError(f"{option} gives {found.dtype}; expected floating point.")
+        raise ConfigError(f"{option} returns {found.dtype}; expected floating point.")
     return found

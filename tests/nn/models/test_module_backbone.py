@@ -294,10 +294,10 @@ class Does(nn.Module):
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        (lambda net, h: h.mean(), r"gives a tensor \[\] for 3 examples; expected features"),
-        (lambda net, h: (h, h), "gives an object of type tuple for 3 examples"),
-        (lambda net, h: h[:2], r"gives a tensor \[2, 3\] for 3 examples"),
-        (lambda net, h: h.long(), "gives torch.int64; expected floating point"),
+        (lambda net, h: h.mean(), r"returns a tensor \[\] for 3 examples; expected features"),
+        (lambda net, h: (h, h), "returns an object of type tuple for 3 examples"),
+        (lambda net, h: h[:2], r"returns a tensor \[2, 3\] for 3 examples"),
+        (lambda net, h: h.long(), "returns torch.int64; expected floating point"),
         (
             lambda net, h: h.view(7, 7),
             r"raises an error for examples of shape \[3, 1, 8, 8\]: RuntimeErr",
