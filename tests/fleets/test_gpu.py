@@ -46,10 +46,12 @@ from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.models.backbones import MLP
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
+from fedshot.nn.models.module_backbone import ModuleBackbone
 from fedshot.nn.models.recurrent import GRU, BiLSTM
 from fedshot.nn.models.resnet import ResNet12
 from fedshot.protocol.exchange import Fleet, Reply
 from fedshot.protocol.method import Method
+from nn.models.user_nets import Conv4Module, SmallViT
 from pretend_gpu import DEVICE, PretendGpu, pretend_gpu
 
 COHORTS = {"sequential": (5,), "vectorised": (5, 0)}  # a stack has two clients
@@ -243,10 +245,13 @@ TEXTS = (
     BiLSTM(3, pooling="attention"), BiLSTM(3, pooling="attention", kernel="cell"),
 )  # fmt: skip
 TABLE = torch.linspace(-1, 1, 28).view(7, 4)
+MODULES = (
+    ModuleBackbone().hold(Conv4Module()), ModuleBackbone(tune="norm").hold(SmallViT(dropout=0.2)),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("backbone", [MLP(), ResNet12((4, 4, 6, 6)), *TEXTS], ids=str)
+@pytest.mark.parametrize("backbone", [MLP(), ResNet12((4, 4, 6, 6)), *MODULES, *TEXTS], ids=str)
 def test_a_backbone_has_the_gradients_of_a_cpu(backbone: Any, dtype: Any) -> None:
     draw = torch.Generator().manual_seed(0)
     if backbone in TEXTS:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch import nn
 
 import fedshot as fs
-from data.encoders.test_module import SMALL
+from data.encoders.test_module import SMALL, WORDS
 from fedshot.cli.main import main
 from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError
@@ -143,3 +144,59 @@ def test_exported_files_hold_the_whole_module(tune: str, tmp_path: Path) -> None
         torch.testing.assert_close(found, net.eval()(run.model.prepare(x)))
     card = (tmp_path / "out" / "README.md").read_text()
     assert "`constants/...` the tensors of the module that are not trained" in card
+
+
+class Letters(nn.Module):
+    """Texts as numbers of their letters, 0 for padding, in place of a tokenizer."""
+
+    def forward(self, texts: list[str]) -> torch.Tensor:
+        numbers = torch.zeros(len(texts), 12)
+        for i, text in enumerate(texts):
+            letters = [ord(letter) - 96 for letter in text if letter.isalpha()]
+            numbers[i, : len(letters)] = torch.tensor(letters[:12]).float()
+        return numbers
+
+
+class Bert(nn.Module):
+    """A small language model with random weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import BertConfig, BertModel
+
+        torch.manual_seed(0)
+        self.model = BertModel(
+            BertConfig(
+                vocab_size=27, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+                intermediate_size=16, max_position_embeddings=12,
+            ),
+            add_pooling_layer=False,
+        )  # fmt: skip
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        mask = (numbers > 0).long()
+        h = self.model(input_ids=numbers.long(), attention_mask=mask).last_hidden_state
+        return (h * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", [PROTO, {"name": "fedmeta", "episodes": 1, "inner": {"steps": 1, "test_steps": 1}}]
+)
+def test_a_language_model_is_fine_tuned_on_texts(method: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra `encoders` is not installed")
+    pytest.importorskip("peft", reason="the extra `encoders` is not installed")
+    settings = {key: TRAINED[key] for key in TRAINED if key not in ("data", "split")}
+    run = fs.train(
+        settings | {"model": {"backbone": {"tune": "lora", "rank": 2}}, "method": method},
+        data=([f"{word} {i * 'x'}" for word in WORDS for i in range(8)], np.repeat(WORDS, 8)),
+        split={"random": [4, 3, 3]}, encoder=Letters(), backbone=Bert(), out=tmp_path / "run",
+        progress=False,
+    )  # fmt: skip
+    (sent,) = (row["bytes"] for row in json.loads((tmp_path / "run/ledger.json").read_text())
+               if (row["part"], row["direction"]) == ("theta", "down"))  # fmt: skip
+    head = 4 * 5 * (8 + 1) if method is not PROTO else 0
+    assert sent == 3 * (4 * 2 * (4 * (8 + 8) + 2 * (8 + 16)) + head)
+    found = run.classifier().fit(["blue sky", "dark night"], ["day", "night"])
+    predicted = found.predict(["blue sky", "dark night"]).tolist()
+    assert predicted == ["day", "night"] if method is PROTO else {*predicted} <= {"day", "night"}

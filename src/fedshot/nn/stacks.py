@@ -38,11 +38,16 @@ def stacked() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
-def memory(leaf: Tensor) -> int:
-    """Return the address of a tensor's storage, below all functorch wrappers."""
+def plain(leaf: Tensor) -> Tensor:
+    """Return the tensor below all functorch wrappers."""
     while _functorch.is_functorch_wrapped_tensor(leaf):
         leaf = _functorch.get_unwrapped(leaf)
-    return leaf.untyped_storage().data_ptr()
+    return leaf
+
+
+def memory(leaf: Tensor) -> int:
+    """Return the address of a tensor's storage, below all functorch wrappers."""
+    return plain(leaf).untyped_storage().data_ptr()
 
 
 def is_batched(leaf: Tensor) -> bool:

@@ -215,6 +215,23 @@ def test_second_derivatives_are_those_of_finite_differences_also_stacked(net: nn
     tree.map(lambda m, g: torch.testing.assert_close(m[1], g), many, grad)
 
 
+def test_constants_that_were_first_used_in_a_stack_do_not_stay_in_it() -> None:
+    mine = model(SmallViT(), tune="head")
+    params, _ = mine.init(Key(0))
+
+    def loss(w: tree.Tree) -> Tensor:
+        return mine.features(w, {}, X, Mode())[0].sum()
+
+    stacked = torch.func.vmap(torch.func.grad(loss))(
+        tree.map(lambda w: torch.stack([w, w]), params)
+    )
+    held = mine.backbone.net.constants_on(torch.device("cpu"), torch.float64)  # type: ignore[attr-defined]
+    assert not any(map(torch._C._functorch.is_functorch_wrapped_tensor, held.values()))
+    tree.map(
+        lambda a, b: torch.testing.assert_close(a[0], b), stacked, torch.func.grad(loss)(params)
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_stacked_clients_train_as_one_after_another(method: str, tmp_path: Path) -> None:

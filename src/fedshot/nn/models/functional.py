@@ -22,6 +22,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.tree import Tree
 from fedshot.nn.models.layers import batch_norm, dropout
 from fedshot.nn.models.mode import Mode
+from fedshot.nn.stacks import plain
 
 _TORCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -83,13 +84,11 @@ class FunctionalModule:
     def constants_on(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return the tensors that are not trained, on a device, floats with this type."""
         if device not in self._placed or self._placed[device][0] != dtype:
-            self._placed[device] = (
-                dtype,
-                {
-                    name: leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
-                    for name, leaf in self.constants.items()
-                },
-            )
+            placed = {
+                name: plain(leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype))
+                for name, leaf in self.constants.items()
+            }
+            self._placed[device] = dtype, placed
         return self._placed[device][1]
 
 
