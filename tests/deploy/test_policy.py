@@ -135,9 +135,9 @@ def test_the_steps_of_few_round_learning_are_bounded(options: dict[str, Any], wo
 
 def test_no_gradient_of_a_single_step_leaves_where_more_steps_are_asked_for() -> None:
     up = {"gradient": {"w": torch.zeros(2)}, "stats": {}}
-    Policy(min_local_steps=1).check_up(up)
+    Policy(min_local_steps=1).check_up(up, up)
     with pytest.raises(PolicyError, match=r"min_local_steps 2, .* part 'gradient', of one step"):
-        Policy(min_local_steps=2).check_up(up)
+        Policy(min_local_steps=2).check_up(up, up)
 
 
 def test_what_was_done_within_the_policy_s_seconds_is_sent(asked: Any, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ class FixedCohort(Clients):
 class Federation:
     """A run of a method on a fleet that is wrapped in `Meter` and `Guard`, as in any run.
 
-    `around` wraps the bare fleet, for example to drop replies.
+    `around` wraps the bare fleet, for example to drop replies. `combine` is as in `Clients`.
     """
 
     def __init__(
@@ -169,7 +169,9 @@ class Federation:
         *,
         seed: int = 0,
         around: Callable[[Fleet], Fleet] = lambda fleet: fleet,
+        combine: Callable[[Fleet, Exchange], Outcome] | None = None,
     ) -> None:
+        self._combine = combine
         self.method, self.key, self.where = method, Key(seed), where
         self.setup = FederationHost(method, folder, self.key)
         self.recording = RecordingFleet(where.build(self.setup), self.setup)
@@ -201,8 +203,9 @@ class Federation:
         """Train a round without committing its private states."""
         self.round += 1
         clients = FixedCohort(
-            self.fleet, range(CLIENTS), cohort=len(COHORT), round=self.round, choose=choose
-        )
+            self.fleet, range(CLIENTS), cohort=len(COHORT), round=self.round, choose=choose,
+            combine=self._combine,
+        )  # fmt: skip
         try:
             key = self.key.at("round", self.round)
             self.server, metrics = checked_round(self.method, self.server, clients, key)

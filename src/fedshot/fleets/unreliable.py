@@ -52,10 +52,13 @@ class Chances:
 
 
 def by_chance(key: Key, *, drop: float = 0.0, delay: float = 0.0, corrupt: float = 0.0) -> Plan:
-    """Return a plan that disturbs training replies at random, with these probabilities."""
+    """Return a plan that disturbs training replies at random, with these probabilities.
+
+    The other steps of a secure sum are left alone.
+    """
 
     def plan(exchange: Exchange, client: int) -> Trouble | None:
-        if exchange.phase != "train":
+        if exchange.phase != "train" or exchange.work.method is None:
             return None
         rng = key.at(*exchange.version, exchange.work.name, client).numpy()
         roll = rng.random()

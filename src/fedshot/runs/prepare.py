@@ -28,6 +28,7 @@ from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.sent140 import split_users
 from fedshot.evaluation.episodic_test import EpisodicTest, TestOptions
 from fedshot.nn.models.cost import step_flops
+from fedshot.privacy.secure_sums.neighbourhoods import MIN_CLIENTS
 from fedshot.protocol.method import Method
 from fedshot.runs.dataset_info import DatasetInfo
 
@@ -375,6 +376,13 @@ class PreparedRun(FederatedDataset):
 
     def _check_clients(self) -> None:
         run, spec, n = self.config.run, self.config.episode, len(self.client_split.train)
+        cohort = min(run.cohort or n, len(self.clients))
+        if run.secure_sums and cohort < MIN_CLIENTS:
+            raise ConfigError(
+                f"run.secure_sums is true, and {cohort} clients take part in a round; a sum of "
+                f"fewer than {MIN_CLIENTS} hides none of them. Raise run.cohort or "
+                "partition.clients, or set run.secure_sums to false."
+            )
         larger = ", or raise partition.alpha" if hasattr(self.config.partition, "alpha") else ""
         fix = f"Lower episode.way, episode.shot or episode.query, or use fewer clients{larger}."
         if self.left_out and (run.infeasible_clients == "refuse" or not self.clients):
