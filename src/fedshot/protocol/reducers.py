@@ -214,6 +214,7 @@ class FixedPoint:
         self.weight = Fraction(0)
 
     def add(self, client: int, part: Tree, weight: float) -> None:
+        """Add one client's part."""
         del client
         scale = (weight if self.weighted else 1.0) * 2.0**self.bits
 
@@ -240,11 +241,12 @@ class FixedPoint:
     def replace(self, integers: Tensor, weight: Fraction) -> None:
         """Replace the sum by integers in the order of `integers`, and the sum of the weights."""
         leaves = tree.leaves(self.total)
-        pieces = integers.split([leaf.numel() for leaf in leaves])
+        pieces = torch.split(integers, [leaf.numel() for leaf in leaves])
         shaped = [piece.view(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
         self.total, self.weight = tree.unflatten(self.total, shaped), weight
 
     def result(self) -> Tree:
+        """Return the sum, or the mean. Raises ValueError for the mean of no contributions."""
         by = float(self.weight) if self.weighted else 1.0
         if by == 0.0:
             raise ValueError("the mean of no contributions is not defined")

@@ -23,7 +23,6 @@ from fedshot.config.schema import RunOptions, not_honest
 from fedshot.core import tree
 from fedshot.core.devices import described
 from fedshot.core.errors import CheckpointError, QuorumError, as_path, check_kind
-from fedshot.core.extras import require
 from fedshot.core.locks import Lock
 from fedshot.core.machine import keep_freed_memory
 from fedshot.core.text import count
@@ -100,7 +99,6 @@ class Experiment:
         fleet: Fleet = fleet_for(host, self.config.run, prepared.workers)
         self._combine: Callable[[Fleet, Exchange], Outcome] = reduce_replies
         if self.config.run.secure_sums:
-            require("secure", "run.secure_sums")
             from fedshot.privacy.secure_sums.masking_clients import MaskingClients, simulated
             from fedshot.privacy.secure_sums.server_sum import SecureSums
 

@@ -12,6 +12,7 @@ from fedshot.config.load import Config
 from fedshot.config.schema import RunOptions, not_honest
 from fedshot.config.validation import with_option_path
 from fedshot.core.errors import ConfigError, DataError, check_kind
+from fedshot.core.extras import require
 from fedshot.core.machine import cores
 from fedshot.core.seeds import Key
 from fedshot.data.class_split import ClassSplit
@@ -377,6 +378,8 @@ class PreparedRun(FederatedDataset):
     def _check_clients(self) -> None:
         run, spec, n = self.config.run, self.config.episode, len(self.client_split.train)
         cohort = min(run.cohort or n, len(self.clients))
+        if run.secure_sums:
+            require("secure", "run.secure_sums")
         if run.secure_sums and cohort < MIN_CLIENTS:
             raise ConfigError(
                 f"run.secure_sums is true, and {cohort} clients take part in a round; a sum of "

@@ -193,7 +193,9 @@ class ClientRuntime:
         if phase not in ("train", "evaluate"):
             raise CodecError(f"unknown phase {short(phase, 20)!r}")
         if self._run.secure_sums and phase == "train" and not step and masking is None:
-            raise CodecError("run.secure_sums is true, but replies that are not masked are asked for")
+            raise CodecError(
+                "run.secure_sums is true, but replies that are not masked are asked for"
+            )
         if phase == "train" and version[0] <= self._sealed[0]:
             raise CodecError(
                 f"work of round {version[0]}, but round {self._sealed[0]} is already committed"

@@ -38,9 +38,10 @@ def public_key(private: X25519PrivateKey) -> bytes:
     return public
 
 
-def agree(private: X25519PrivateKey, public: bytes, purpose: str, *context: str | int) -> bytes:
-    """Return the key that two parties share. Raises ValueError for a public key of low order."""
-    return derive(private.exchange(X25519PublicKey.from_public_bytes(public)), purpose, *context)
+def agree(private: X25519PrivateKey, public: bytes) -> bytes:
+    """Return the secret that two parties share. Raises ValueError for a key of low order."""
+    secret: bytes = private.exchange(X25519PublicKey.from_public_bytes(public))
+    return secret
 
 
 def stream(key: bytes, n: int) -> bytes:

@@ -12,13 +12,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.fleets.guard import fault
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.privacy.secure_sums.ciphers import agree, decrypt, encrypt, private_key, public_key
+from fedshot.privacy.secure_sums.ciphers import (
+    agree,
+    decrypt,
+    derive,
+    encrypt,
+    private_key,
+    public_key,
+)
 from fedshot.privacy.secure_sums.masks import (
     context_of,
     pair_key,
@@ -48,7 +54,7 @@ def of_the_system(key: Key) -> RandomBytes:
 
 
 def simulated(key: Key) -> RandomBytes:
-    """Return a reproducible source of random bytes. Whoever knows the run's seed knows the masks."""
+    """Return a reproducible source of random bytes, known to whoever knows the run's seed."""
     return key.at("secrets").numpy().bytes
 
 
@@ -66,7 +72,8 @@ class _Secrets:
     share_key: Any  # X25519 private key, under which it receives shares
     threshold: int = 0
     own_share: int = 0  # of its self seed
-    neighbours: dict[int, Tensor] = field(default_factory=dict)  # their public keys, uint8 [2, 32]
+    pair_keys: dict[int, bytes] = field(default_factory=dict)  # neighbours' public keys, for masks
+    receiving: dict[int, bytes] = field(default_factory=dict)  # keys of the shares of neighbours
     masked_with: tuple[int, ...] | None = None  # neighbours whose masks are in the upload
 
 
@@ -133,11 +140,12 @@ class MaskingClients(Wrapper):
         own = self._of(exchange, client)
         neighbours, threshold = message["clients"].tolist(), int(message["threshold"])
         n = len({client, *neighbours})
-        if own.neighbours or n != len(neighbours) + 1:
+        if own.pair_keys or n != len(neighbours) + 1:
             raise _RefusedError("it has shared its secrets already, or a neighbour is named twice")
         if n < MIN_CLIENTS or not n < 2 * threshold <= 2 * n:
-            raise _RefusedError(f"{threshold} of {n} clients are too few, or too many, for a secret")
-        own.neighbours = dict(zip(neighbours, message["keys"], strict=True))
+            raise _RefusedError(
+                f"{threshold} of {n} clients are too few, or too many, for a secret"
+            )
         own.threshold = threshold
         draw = self._random_bytes(exchange.client_key(client))
         points = [point(c) for c in (client, *neighbours)]
@@ -147,10 +155,13 @@ class MaskingClients(Wrapper):
         )
         own.own_share = of_self[point(client)]
         sent = []
-        for other, (_, public) in own.neighbours.items():
-            key = agree(own.share_key, text(public), "share", own.context, client, other)
+        for other, (public, share_public) in zip(neighbours, message["keys"], strict=True):
+            secret = agree(own.share_key, text(share_public))
+            own.receiving[other] = derive(secret, "share", own.context, other, client)
             shares = (share[point(other)].to_bytes(SHARE_BYTES) for share in (of_self, of_pair))
-            sent.append(encrypt(key, b"".join(shares)))
+            sending = derive(secret, "share", own.context, client, other)
+            sent.append(encrypt(sending, b"".join(shares)))
+            own.pair_keys[other] = text(public)
         return rows(*sent)
 
     def _mask(self, exchange: Exchange, masking: Masking, client: int, reply: Reply) -> Tree:
@@ -158,16 +169,16 @@ class MaskingClients(Wrapper):
         own = self._of(exchange, client)
         if own.masked_with is not None:
             raise _RefusedError("it has sent a masked upload in this exchange already")
-        others = tuple(c for c in own.neighbours if c in masking.clients)
+        others = tuple(c for c in own.pair_keys if c in masking.clients)
         if len(others) + 1 < max(own.threshold, MIN_CLIENTS):
-            raise _RefusedError(f"{len(others)} of its {len(own.neighbours)} neighbours are left")
+            raise _RefusedError(f"{len(others)} of its {len(own.pair_keys)} neighbours are left")
         own.masked_with = others
         element = encode(masking.reduce, masking.cohort, reply)
         element.add_mask(self_mask(own.self_seed, own.context, element.nbytes), 1)
         private = pair_key(own.pair_seed, own.context)
         for other in others:
-            public = text(own.neighbours[other][0])
-            mask = pair_mask(private, public, own.context, (client, other), element.nbytes)
+            public, pair = own.pair_keys[other], (client, other)
+            mask = pair_mask(private, public, own.context, pair, element.nbytes)
             element.add_mask(mask, sign(client, other))
         weight, *metrics = map(to_bytes, element.scalars)
         return {
@@ -187,15 +198,15 @@ class MaskingClients(Wrapper):
         if len(set(asked)) < len(asked):
             raise _RefusedError("the server asks twice for a share of one client: of both secrets")
         if own.masked_with is None or set(asked) != set(own.masked_with):
-            raise _RefusedError("the server asks for shares of other clients than it has masked with")
+            raise _RefusedError(
+                "the server asks for shares of other clients than it has masked with"
+            )
         if lost.count(False) + 1 < max(own.threshold, MIN_CLIENTS):
             raise _RefusedError(f"{lost.count(False) + 1} clients are too few for a sum")
         del self._secrets[client]  # it answers once
         given = []
         for other, is_lost, sent in zip(asked, lost, message["shares"], strict=True):
-            public = text(own.neighbours[other][1])
-            key = agree(own.share_key, public, "share", own.context, other, client)
-            shares = decrypt(key, text(sent))
+            shares = decrypt(own.receiving[other], text(sent))
             given.append(shares[SHARE_BYTES:] if is_lost else shares[:SHARE_BYTES])
         return {"others": rows(*given), "own": rows(own.own_share.to_bytes(SHARE_BYTES))}
 

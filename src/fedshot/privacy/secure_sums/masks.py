@@ -32,7 +32,7 @@ def pair_mask(private: Any, public: bytes, context: str, pair: tuple[int, int], 
         pair: both clients, in either order.
         n: number of bytes.
     """
-    return stream(agree(private, public, "pair mask", context, *sorted(pair)), n)
+    return stream(derive(agree(private, public), "pair mask", context, *sorted(pair)), n)
 
 
 def self_mask(self_seed: bytes, context: str, n: int) -> bytes:

@@ -1,7 +1,7 @@
 """Which clients of a cohort mask with each other, and how many of them recover a secret.
 
 In a cohort of n clients, each has all others as neighbours, or k = 2 ceil(5 log2 n) of them if
-that is fewer, so from 65 clients on. In this graph of Bell et al. 2020, section 3, the clients
+that is fewer, so from 62 clients on. In this graph of Bell et al. 2020, section 3, the clients
 stand on a circle in random order, and each masks with the k / 2 on both sides.
 """
 
@@ -18,7 +18,7 @@ MIN_CLIENTS = 3
 
 
 def needed(threshold: float, n: int) -> int:
-    """Return how many of n clients are the share `threshold`, rounded up; at least `MIN_CLIENTS`."""
+    """Return `threshold` times n clients, rounded up, and at least `MIN_CLIENTS`."""
     return max(MIN_CLIENTS, math.ceil(Fraction(str(threshold)) * n))
 
 

@@ -112,7 +112,9 @@ class _OneSum:
             )
         except ValueError as error:
             raise _LostError(str(error)) from None
-        return Outcome(parts, tuple(sorted(clients)), dict(sorted(self.faults.items())), weight, means)
+        return Outcome(
+            parts, tuple(sorted(clients)), dict(sorted(self.faults.items())), weight, means
+        )
 
     def _ask(
         self,
@@ -122,7 +124,7 @@ class _OneSum:
         message: Callable[[int], Tree] = lambda _: {},
         faults: dict[int, Fault] | None = None,
     ) -> dict[int, Tree]:
-        """Send each client its message of a step; return the answers, which have the form `like`."""
+        """Send each client its message of a step; return the answers, of the form `like`."""
         got = reduce_replies(
             self.fleet,
             replace(

@@ -1,7 +1,7 @@
-"""Shamir's secret sharing over a prime field: any t of n shares give the secret, t - 1 tell nothing.
+"""Shamir's secret sharing: any t of n shares give the secret, t - 1 of them tell nothing of it.
 
-Source: Shamir 1979, "How to share a secret". `Crypto.Protocol.SecretSharing` of pycryptodome does
-the same over GF(2^128), 100 times slower: it would recover the secrets of 1,000 clients in minutes.
+Source: Shamir 1979, "How to share a secret", in the field of integers modulo a prime. The functions
+of pycryptodome, in GF(2^128), take 100 times as long: minutes to recover 1,000 secrets.
 """
 
 from __future__ import annotations
