@@ -182,9 +182,9 @@ def test_a_sum_out_of_range_is_not_used() -> None:
 def test_what_is_not_a_sum_is_refused_by_name(reducer: Any) -> None:
     asked = exchange(7, reduce={"models": reducer})
     words = (
-        "run.secure_sums is true, and the exchange 'train' of method 'stub' does not add the part "
-        f"'models' of the clients' replies, but reduces it by {type(reducer).__name__}, which "
-        "needs each reply. Set run.secure_sums to false, or choose another method or option."
+        "run.secure_sums is true, and method 'stub' needs the part 'models' of each client in its "
+        "exchange 'train', not only a sum. Set run.secure_sums to false, or choose another method "
+        "or option."
     )
     with pytest.raises(ConfigError) as error:
         secure(asked)

@@ -99,11 +99,11 @@ class RecordingFleet(Wrapper):
         self.executions: list[Execution] = []
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the arrivals of the fleet, and record each execution."""
+        """Yield the arrivals of the fleet, and record each execution of the method's work."""
         private = {c: self.host.private(c, exchange.version) for c in exchange.to}
         for arrival in self.fleet.replies(exchange):
             c = arrival.client
-            if arrival.reply is not None:
+            if arrival.reply is not None and exchange.work.method is not None:
                 drawn = exchange.work.draw(self.host.data(c), exchange.client_key(c))
                 self.executions.append(
                     Execution(exchange, c, exchange.message(c), private[c], drawn, arrival.reply)

@@ -12,7 +12,6 @@ from fedshot.config.load import Config
 from fedshot.config.schema import RunOptions, not_honest
 from fedshot.config.validation import with_option_path
 from fedshot.core.errors import ConfigError, DataError, check_kind
-from fedshot.core.extras import require
 from fedshot.core.machine import cores
 from fedshot.core.seeds import Key
 from fedshot.data.class_split import ClassSplit
@@ -29,7 +28,7 @@ from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.sent140 import split_users
 from fedshot.evaluation.episodic_test import EpisodicTest, TestOptions
 from fedshot.nn.models.cost import step_flops
-from fedshot.privacy.secure_sums.neighbourhoods import MIN_CLIENTS
+from fedshot.privacy.secure_sums.requirements import check_run
 from fedshot.protocol.method import Method
 from fedshot.runs.dataset_info import DatasetInfo
 
@@ -377,15 +376,8 @@ class PreparedRun(FederatedDataset):
 
     def _check_clients(self) -> None:
         run, spec, n = self.config.run, self.config.episode, len(self.client_split.train)
-        cohort = min(run.cohort or n, len(self.clients))
         if run.secure_sums:
-            require("secure", "run.secure_sums")
-        if run.secure_sums and cohort < MIN_CLIENTS:
-            raise ConfigError(
-                f"run.secure_sums is true, and {cohort} clients take part in a round; a sum of "
-                f"fewer than {MIN_CLIENTS} hides none of them. Raise run.cohort or "
-                "partition.clients, or set run.secure_sums to false."
-            )
+            check_run(self.method, min(run.cohort or n, len(self.clients)))
         larger = ", or raise partition.alpha" if hasattr(self.config.partition, "alpha") else ""
         fix = f"Lower episode.way, episode.shot or episode.query, or use fewer clients{larger}."
         if self.left_out and (run.infeasible_clients == "refuse" or not self.clients):

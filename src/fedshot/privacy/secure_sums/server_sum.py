@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError
 from fedshot.core.tree import Tree
 from fedshot.privacy.secure_sums.ciphers import KEY_BYTES, TAG_BYTES
 from fedshot.privacy.secure_sums.masking_clients import KEYS, SHARES, UNMASK
@@ -29,6 +28,7 @@ from fedshot.privacy.secure_sums.masks import (
     text,
 )
 from fedshot.privacy.secure_sums.neighbourhoods import needed, neighbourhoods
+from fedshot.privacy.secure_sums.requirements import needs_each
 from fedshot.privacy.secure_sums.ring import SCALAR_BYTES, Element, decode, from_bytes, n_integers
 from fedshot.privacy.secure_sums.shamir import SECRET_BYTES, SHARE_BYTES, combine
 from fedshot.protocol.clients import reduce_replies
@@ -67,12 +67,7 @@ class SecureSums:
             return reduce_replies(fleet, exchange)
         for name, reducer in exchange.reduce.items():
             if not isinstance(reducer, Mean | Sum):
-                raise ConfigError(
-                    f"run.secure_sums is true, and the exchange {exchange.work.name!r} of method "
-                    f"{exchange.work.method.name!r} does not add the part {name!r} of the clients' "
-                    f"replies, but reduces it by {type(reducer).__name__}, which needs each reply. "
-                    "Set run.secure_sums to false, or choose another method or option."
-                )
+                raise needs_each(exchange.work.method.name, exchange.work.name, name)
         return _OneSum(fleet, exchange, self.threshold).outcome()
 
 
