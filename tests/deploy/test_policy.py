@@ -241,9 +241,11 @@ def test_a_node_of_a_secure_run_sends_no_upload_that_is_not_masked(
 ) -> None:
     run = {"run": {**SMALL["run"], "secure_sums": True}}
     setup = Setup.of("0" * 32, PreparedRun(Config.of({**SMALL, **METHOD, **run})))
-    reply = answered(asked, tmp_path, Policy(secure_sums=True), setup=setup.to_json())
     words = "run.secure_sums is true, but replies that are not masked are asked for"
-    assert (reply.head["refused"], reply.blocks) == (words, {})
+    for phase in ("train", "evaluate"):
+        head = {"setup": setup.to_json(), "work": asked[1].head["work"] | {"phase": phase}}
+        reply = answered(asked, tmp_path, Policy(secure_sums=True), **head)
+        assert (reply.head["refused"], reply.blocks) == (words, {})
 
 
 def test_a_server_hears_no_folders_of_a_node() -> None:

@@ -126,7 +126,7 @@ class Sum:
 class Gather:
     """A dictionary of every client's part by client id, in the order of the ids.
 
-    Its memory grows with the number of clients, and it is incompatible with secure aggregation.
+    Its memory grows with the number of clients, and it is incompatible with secure sums.
 
     Args:
         like: a tree with the names, shapes and dtypes that every client must send; `fn(client)` if

@@ -192,7 +192,9 @@ class ClientRuntime:
             raise CodecError(f"{self._method.name} has no client work {name[:60]!r}")
         if phase not in ("train", "evaluate"):
             raise CodecError(f"unknown phase {short(phase, 20)!r}")
-        if self._run.secure_sums and phase == "train" and not step and masking is None:
+        # Predictions of a client's model on test episodes draw nothing from its data.
+        open_upload = not step and masking is None
+        if self._run.secure_sums and open_upload and (phase == "train" or client_work.draw_name):
             raise CodecError(
                 "run.secure_sums is true, but replies that are not masked are asked for"
             )
@@ -219,6 +221,8 @@ class ClientRuntime:
                 del left[arrival.client]
                 yield arrival
         except Exception:
+            if exchange.work.method is None:
+                raise
             self._tell(f"{len(left)} clients now run one by one, after\n{traceback.format_exc()}")
         for client in left:
             self._store.drop(client, exchange.version)  # written, but not yielded
