@@ -3,7 +3,7 @@
     python benchmarks/secure_sums.py [CLIENTS ...]
 
 prints the table of docs/privacy.md; by default for 10, 100 and 1,000 clients. Seconds are those of
-one core, of the protocol alone: the clients do no work.
+one core, of the protocol alone: the clients do no work, and are lost when they upload.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Secure sums of a small cohort: the bits of the plain sum, whoever is lost, and nothing else."""
+"""Secure sums of a small cohort: the bits of the plain sum, losses or not, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secure sums on three nodes with twelve clients: the bits of the plain run, whoever is lost."""
+"""Secure sums on three nodes with twelve clients: the bits of the plain run, losses or not."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def of_the_system(key: Key) -> RandomBytes:
 
 
 def simulated(key: Key) -> RandomBytes:
-    """Return a reproducible source of random bytes, known to whoever knows the run's seed."""
+    """Return a reproducible source of random bytes, for simulations: the run's seed gives it."""
     return key.at("secrets").numpy().bytes
 
 
