@@ -81,6 +81,7 @@ def test_an_extra_installs_the_packages_that_are_asked_for() -> None:
         ("hf", ["data", "show", "hf", "--data.path", "a/b", "--data.text", "text"]),
         ("encoders", [*ENCODER, "transformers"]),
         ("timm", [*ENCODER, "timm"]),
+        ("secure", [*RUN, "--run.secure_sums", "true"]),
         ("tracking", [*RUN, "--tracker", "mlflow"]),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,12 +17,15 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.deploy.flower import worker
 from fedshot.deploy.flower.data_files import read_shards, write_shards
+from fedshot.deploy.flower.masking_request import masking_to_json
 from fedshot.deploy.flower.messages import COMMON, LIMITS, WireMessage
 from fedshot.deploy.flower.policy import Policy, PolicyError
 from fedshot.deploy.flower.setup import Setup
-from fedshot.deploy.flower.worker import Worker, without_paths
+from fedshot.deploy.flower.worker import ClientRuntime, Worker, run_work, without_paths
 from fedshot.fleets.vectorised import Vectorised
 from fedshot.methods.registry import METHODS
+from fedshot.protocol.exchange import Arrival, Masking, Reply
+from fedshot.protocol.reducers import Mean
 from fedshot.runs.experiment import fleet_for
 from fedshot.runs.prepare import PreparedRun
 from system.runs import SMALL
@@ -76,6 +80,7 @@ def test_a_policy_that_allows_all_changes_nothing_and_logs(asked: Any, tmp_path:
         (Policy(min_batch=8), "min_batch 8, .* method.batch 4"),
         (Policy(min_local_steps=3), "min_local_steps 3, .* method.local_steps 2"),
         (Policy(min_cohort=1000), "min_cohort 1000, .* a cohort of"),
+        (Policy(secure_sums=True), "secure_sums true, .* uploads that are not masked"),
         (Policy(most_disk_mb=1e-9), "most_disk_mb 1e-09, .* MB of states"),
     ],
 )
@@ -135,9 +140,9 @@ def test_the_steps_of_few_round_learning_are_bounded(options: dict[str, Any], wo
 
 def test_no_gradient_of_a_single_step_leaves_where_more_steps_are_asked_for() -> None:
     up = {"gradient": {"w": torch.zeros(2)}, "stats": {}}
-    Policy(min_local_steps=1).check_up(up)
+    Policy(min_local_steps=1).check_up(up, up)
     with pytest.raises(PolicyError, match=r"min_local_steps 2, .* part 'gradient', of one step"):
-        Policy(min_local_steps=2).check_up(up)
+        Policy(min_local_steps=2).check_up(up, up)
 
 
 def test_what_was_done_within_the_policy_s_seconds_is_sent(asked: Any, tmp_path: Path) -> None:
@@ -190,15 +195,57 @@ def test_a_node_whose_log_cannot_be_written_goes_on_and_says_so(asked: Any, tmp_
 @pytest.mark.parametrize(
     "text",
     ["methods: fl_proto", "methods: [[1]]", "most_up_mb: x", "most_up_mb: 0", "most_up_mb: .inf",
-     "min_batch: true", "most: 5", "[1]", ""],
+     "min_batch: true", "secure_sums: 1", "most: 5", "[1]", ""],
 )  # fmt: skip
 def test_a_policy_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError):
         Policy.read(path)
-    path.write_text("methods: [fl_proto, '5']\nmost_up_mb: 2.5\nmin_cohort: 3\n")
-    assert Policy.read(path) == Policy(("fl_proto", "5"), None, 2.5, min_cohort=3)
+    path.write_text("methods: [fl_proto, '5']\nmost_up_mb: 2.5\nmin_cohort: 3\nsecure_sums: true\n")
+    expected = Policy(("fl_proto", "5"), None, 2.5, min_cohort=3, secure_sums=True)
+    assert Policy.read(path) == expected
+
+
+class Masked:
+    """A runtime whose client replies with a masked upload, or with its step of a secure sum."""
+
+    def run_work(self, work: Any, down: Any, clients: Any, masking: Any) -> Iterator[Arrival]:
+        part = "answer" if masking is None else "masked"
+        yield Arrival(0, Reply({part: torch.zeros(1000)}, {}, 1.0))
+
+
+def test_a_policy_looks_at_the_parts_before_they_are_masked() -> None:
+    masking = Masking(frozenset({0}), 3, {"theta": Mean(torch.zeros(2))})
+    work = {"name": "classify", "clients": [0], "masking": masking_to_json(masking)}
+    step = {"name": "unmask", "clients": [0]}
+
+    def answered(policy: Policy, work: Any) -> WireMessage:
+        reply, runtime = WireMessage({}), cast(ClientRuntime, Masked())
+        message = WireMessage({"work": work})
+        message.put(COMMON, {})
+        run_work(runtime, message, reply, LIMITS, policy)
+        return reply
+
+    for asked in (work, step):
+        assert answered(Policy(parts=("theta",)), asked).blocks
+        with pytest.raises(PolicyError, match="most_up_mb"):
+            answered(Policy(most_up_mb=1e-6), asked)
+    assert answered(Policy(parts=("stats",)), step).blocks
+    with pytest.raises(PolicyError, match=r"parts stats, .* part 'theta'"):
+        answered(Policy(parts=("stats",)), work)
+
+
+def test_a_node_of_a_secure_run_sends_no_upload_that_is_not_masked(
+    asked: Any, tmp_path: Path
+) -> None:
+    run = {"run": {**SMALL["run"], "secure_sums": True}}
+    setup = Setup.of("0" * 32, PreparedRun(Config.of({**SMALL, **METHOD, **run})))
+    words = "run.secure_sums is true, but replies that are not masked are asked for"
+    for phase in ("train", "evaluate"):
+        head = {"setup": setup.to_json(), "work": asked[1].head["work"] | {"phase": phase}}
+        reply = answered(asked, tmp_path, Policy(secure_sums=True), **head)
+        assert (reply.head["refused"], reply.blocks) == (words, {})
 
 
 def test_a_server_hears_no_folders_of_a_node() -> None:

@@ -13,7 +13,7 @@ from fedshot.config import settings as trees
 from fedshot.core.devices import devices_of, gpu_arithmetic
 from fedshot.core.errors import ConfigError
 from fedshot.core.machine import arithmetic
-from fedshot.core.ranges import AtLeast1, Cores, Share
+from fedshot.core.ranges import AtLeast1, Cores, Majority, Share
 from fedshot.data.dataset import Dataset
 from fedshot.data.encoders.frozen import EncoderOptions
 from fedshot.data.tokens import Tokens
@@ -120,6 +120,12 @@ class RunOptions:
             that workers would wait for each other, null means 1 for the fleet "threads". The number
             does not change results. The fleet "sequential" and a GPU allow only one worker.
         unreliable: simulated failures of clients.
+        secure_sums: whether clients mask what they send in training, so that the server learns only
+            the sum over a cohort; results have the same bits. A method that does not only add what
+            clients send is refused.
+        secure_threshold: share of a cohort, above 1/2, that must be left at each step of a secure
+            sum, else the round lacks its quorum. So many clients, if they all collude with the
+            server, can unmask the others.
     """
 
     rounds: AtLeast1 = 100
@@ -139,6 +145,8 @@ class RunOptions:
     deterministic: bool = True
     workers: Cores | None = None
     unreliable: Chances = Chances()
+    secure_sums: bool = False
+    secure_threshold: Majority = 0.66
 
     def __post_init__(self) -> None:
         if self.fleet == "sequential" and self.workers is not None and self.workers > 1:

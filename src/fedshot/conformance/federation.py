@@ -99,11 +99,11 @@ class RecordingFleet(Wrapper):
         self.executions: list[Execution] = []
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the arrivals of the fleet, and record each execution."""
+        """Yield the arrivals of the fleet, and record each execution of the method's work."""
         private = {c: self.host.private(c, exchange.version) for c in exchange.to}
         for arrival in self.fleet.replies(exchange):
             c = arrival.client
-            if arrival.reply is not None:
+            if arrival.reply is not None and exchange.work.method is not None:
                 drawn = exchange.work.draw(self.host.data(c), exchange.client_key(c))
                 self.executions.append(
                     Execution(exchange, c, exchange.message(c), private[c], drawn, arrival.reply)
@@ -158,7 +158,7 @@ class FixedCohort(Clients):
 class Federation:
     """A short run of a method on a fleet, which is wrapped in `Meter` and `Guard` as in any run.
 
-    `around` wraps the bare fleet, for example to drop replies.
+    `around` wraps the bare fleet, for example to drop replies. `combine` is as in `Clients`.
     """
 
     def __init__(
@@ -169,7 +169,9 @@ class Federation:
         *,
         seed: int = 0,
         around: Callable[[Fleet], Fleet] = lambda fleet: fleet,
+        combine: Callable[[Fleet, Exchange], Outcome] | None = None,
     ) -> None:
+        self._combine = combine
         self.method, self.key, self.where = method, Key(seed), where
         self.setup = FederationHost(method, folder, self.key)
         self.recording = RecordingFleet(where.build(self.setup), self.setup)
@@ -201,8 +203,9 @@ class Federation:
         """Train a round without committing its private states."""
         self.round += 1
         clients = FixedCohort(
-            self.fleet, range(CLIENTS), cohort=len(COHORT), round=self.round, choose=choose
-        )
+            self.fleet, range(CLIENTS), cohort=len(COHORT), round=self.round, choose=choose,
+            combine=self._combine,
+        )  # fmt: skip
         try:
             key = self.key.at("round", self.round)
             self.server, metrics = checked_round(self.method, self.server, clients, key)

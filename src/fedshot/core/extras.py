@@ -16,6 +16,7 @@ PACKAGES = {
     "optuna": ("optuna",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "reports": ("matplotlib", "plotly", "jinja2", "markupsafe"),
+    "secure": ("cryptography",),
     "timm": ("timm", "torchvision"),
     "tracking": ("tensorboard", "wandb", "mlflow"),
 }

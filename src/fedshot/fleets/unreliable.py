@@ -54,11 +54,11 @@ class Chances:
 def by_chance(key: Key, *, drop: float = 0.0, delay: float = 0.0, corrupt: float = 0.0) -> Plan:
     """Return a plan that drops, delays or corrupts training replies with these probabilities.
 
-    `key` seeds the random choices.
+    `key` seeds the random choices. The other steps of a secure sum are undisturbed.
     """
 
     def plan(exchange: Exchange, client: int) -> Trouble | None:
-        if exchange.phase != "train":
+        if exchange.phase != "train" or exchange.work.method is None:
             return None
         rng = key.at(*exchange.version, exchange.work.name, client).numpy()
         roll = rng.random()

@@ -34,6 +34,7 @@ class Clients:
         quorum: share of a cohort, in [0, 1], that must send usable replies; at least one must.
         round: number of the round, from 1; 0 is before training.
         phase: whether the round's traffic counts as training or evaluation.
+        combine: runs an exchange and combines the replies; by default `reduce_replies`.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class Clients:
         quorum: float = 0.5,
         round: int = 0,
         phase: Literal["train", "evaluate"] = "train",
+        combine: Callable[[Fleet, Exchange], Outcome] | None = None,
     ) -> None:
         self._fleet, self.ids, self._cohort = fleet, ids, cohort
         self._quorum, self._round, self._phase = quorum, round, phase
+        self._combine = combine or reduce_replies
         self._keys: set[tuple[Key, str]] = set()
         self.faults: list[tuple[int, Fault]] = []
 
@@ -122,7 +125,7 @@ class Clients:
         version = (self._round, len(self._keys) if self._phase == "train" else LAST)
         self._keys.add((key, asked.name))
         exchange = Exchange(asked, down, tuple(to), reduce, key, version, self._phase)
-        outcome = reduce_replies(self._fleet, exchange)
+        outcome = self._combine(self._fleet, exchange)
         self._fleet.settle(exchange, frozenset(outcome.accepted))
         self.faults += sorted(outcome.faults.items())
         self._check_quorum(outcome, len(exchange.to))

@@ -63,7 +63,10 @@ def client_work(draw: str | None = None) -> Callable[[F], F]:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """A method and the name of one of its functions that `client_work` has marked."""
+    """A method and the name of one of its functions that `client_work` has marked.
+
+    Without a method, it is a step of a secure sum: see `fedshot.privacy.secure_sums`.
+    """
 
     method: Any
     name: str
@@ -111,13 +114,31 @@ class PerClient:
     fn: Callable[[int], Tree]
 
 
+MASKED = "masked"  # the part of a masked reply
+
+
+@dataclass(frozen=True)
+class Masking:
+    """A request to mask replies, so that the server learns only their sum.
+
+    Args:
+        clients: the clients whose masks cancel in the sum, if all of their replies arrive.
+        cohort: number of clients whose replies may be added; it sets the scale of the integers.
+        reduce: the reducer of each part of a reply before it is masked, a `Mean` or `Sum`.
+    """
+
+    clients: frozenset[int]
+    cohort: int
+    reduce: Mapping[str, Reducer]
+
+
 @dataclass(frozen=True)
 class Exchange:
     """One request to a cohort.
 
     `version` is (round, number of the exchange in that round): the version of the private states
     that this exchange produces. `phase` says whether its traffic counts as training or evaluation.
-    `on_send` is called with each message to a client.
+    `on_send` is called with each message to a client. `masking` asks for masked replies.
     """
 
     work: ClientWork
@@ -128,6 +149,7 @@ class Exchange:
     version: tuple[int, int]
     phase: Literal["train", "evaluate"] = "train"
     on_send: Callable[[Tree], None] | None = None
+    masking: Masking | None = None
 
     def message(self, client: int) -> Tree:
         """Return the message for `client`; call it once each time the message is sent."""

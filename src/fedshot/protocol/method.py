@@ -65,6 +65,9 @@ class Traits:
             not from the images that the partition assigns to them.
         stores_client_models: `stored_model(server, clients, i)` returns the model that the server
             stores for client i.
+        gathers: an exchange and a part of its replies of which the server needs each client's, not
+            only a sum, such as ("train", "model"); None if there is none. Secure sums then cannot
+            be used.
         unstackable: why the fleet "vectorised", which stacks clients, cannot run the method; "" if
             it can.
         warnings: messages that a run prints before round 1.
@@ -79,6 +82,7 @@ class Traits:
     redealt: bool = False
     trains_on_pool: bool = False
     stores_client_models: bool = False
+    gathers: tuple[str, str] | None = None
     unstackable: str = ""
     warnings: tuple[str, ...] = ()
 

@@ -76,12 +76,12 @@ class Mean:
     max_weight: float = MAX_WEIGHT
     of_examples: bool = False
 
-    def start(self, cohort: int) -> _FixedPoint:
+    def start(self, cohort: int) -> FixedPoint:
         """Begin a mean. Raises TypeError if `like` holds integers."""
         for path, leaf in tree.items(self.like):
             if not leaf.is_floating_point():
                 raise TypeError(f"{path} is {tree.form(leaf)}; a Mean takes floats, use Sum")
-        return _FixedPoint(self.like, _bits(self.limit, cohort), weighted=True)
+        return FixedPoint(self.like, _bits(self.limit, cohort), weighted=True)
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
         """Return why this part cannot be averaged."""
@@ -106,7 +106,7 @@ class Sum:
     like: Tree
     limit: float = 2.0**16
 
-    def start(self, cohort: int) -> _FixedPoint:
+    def start(self, cohort: int) -> FixedPoint:
         """Begin a sum. Raises TypeError for a dtype too narrow for sums."""
         for path, leaf in tree.items(self.like):
             if leaf.dtype not in (torch.int64, torch.float32, torch.float64):
@@ -114,7 +114,7 @@ class Sum:
                     f"{path} is {tree.form(leaf)}; a Sum takes int64, float32 or float64, which "
                     "are wide enough"
                 )
-        return _FixedPoint(self.like, _bits(self.limit, cohort), weighted=False)
+        return FixedPoint(self.like, _bits(self.limit, cohort), weighted=False)
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
         """Return why this part cannot be summed."""
@@ -126,7 +126,7 @@ class Sum:
 class Gather:
     """A dictionary of every client's part by client id, in the order of the ids.
 
-    Its memory grows with the number of clients, and it is incompatible with secure aggregation.
+    Its memory grows with the number of clients, and it is incompatible with secure sums.
 
     Args:
         like: a tree with the names, shapes and dtypes that every client must send; `fn(client)` if
@@ -154,6 +154,9 @@ class Gather:
         like = self.like(client) if callable(self.like) else self.like
         found = _fault(part if like is None else like, part, self.limit)
         return found or (self.flaw(part) if self.flaw else None)
+
+
+MAX_SUM = 2**62
 
 
 def _bits(limit: float, cohort: int) -> int:
@@ -199,8 +202,11 @@ def _largest(leaf: Tensor) -> float:
     return max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.nan
 
 
-class _FixedPoint:
-    """A running sum in integers, and the exact sum of the weights."""
+class FixedPoint:
+    """A running sum in integers, and the exact sum of the weights.
+
+    No valid sum exceeds `MAX_SUM` in absolute value.
+    """
 
     def __init__(self, like: Tree, bits: int, *, weighted: bool) -> None:
         self.like, self.bits, self.weighted = like, bits, weighted
@@ -208,6 +214,7 @@ class _FixedPoint:
         self.weight = Fraction(0)
 
     def add(self, client: int, part: Tree, weight: float) -> None:
+        """Add one client's part."""
         del client
         scale = (weight if self.weighted else 1.0) * 2.0**self.bits
 
@@ -226,7 +233,20 @@ class _FixedPoint:
             tensors.take(quick, scale)
         self.weight += Fraction(weight)
 
+    def integers(self) -> Tensor:
+        """Return the integers of the sum, int64 [n], in the order of the leaves."""
+        return torch.cat([torch.zeros(0, dtype=torch.int64),
+                          *(leaf.reshape(-1) for leaf in tree.leaves(self.total))])  # fmt: skip
+
+    def replace(self, integers: Tensor, weight: Fraction) -> None:
+        """Replace the sum by integers in the order of `integers`, and the sum of the weights."""
+        leaves = tree.leaves(self.total)
+        pieces = torch.split(integers, [leaf.numel() for leaf in leaves])
+        shaped = [piece.view(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
+        self.total, self.weight = tree.unflatten(self.total, shaped), weight
+
     def result(self) -> Tree:
+        """Return the sum, or the mean. Raises ValueError for the mean of no contributions."""
         by = float(self.weight) if self.weighted else 1.0
         if by == 0.0:
             raise ValueError("the mean of no contributions is not defined")

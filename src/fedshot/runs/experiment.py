@@ -40,8 +40,8 @@ from fedshot.fleets.threads import Threads
 from fedshot.fleets.unreliable import Chances, Unreliable, by_chance
 from fedshot.fleets.vectorised import Vectorised
 from fedshot.methods import user_methods as own
-from fedshot.protocol.clients import Clients
-from fedshot.protocol.exchange import Fleet
+from fedshot.protocol.clients import Clients, reduce_replies
+from fedshot.protocol.exchange import Exchange, Fleet, Outcome
 from fedshot.runs import dataset_info, run_folder
 from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.recorder import Record, Recorder
@@ -96,8 +96,15 @@ class Experiment:
             prepared.key.at("clients"),
             self.config.run.devices,
         )
-        self.meter = Meter(remote_fleet(fleet_for(host, self.config.run, prepared.workers)))
-        fleet: Fleet = self.meter
+        fleet: Fleet = fleet_for(host, self.config.run, prepared.workers)
+        self._combine: Callable[[Fleet, Exchange], Outcome] = reduce_replies
+        if self.config.run.secure_sums:
+            from fedshot.privacy.secure_sums.masking_clients import MaskingClients, simulated
+            from fedshot.privacy.secure_sums.server_sum import SecureSums
+
+            fleet = MaskingClients(fleet, simulated)
+            self._combine = SecureSums(self.config.run.secure_threshold)
+        self.meter = fleet = Meter(remote_fleet(fleet))
         chances = self.config.run.unreliable
         if chances != Chances():
             plan = by_chance(prepared.key.at("unreliable"), **asdict(chances))
@@ -484,6 +491,7 @@ class Experiment:
             quorum=run.quorum if phase == "train" else 0.0,  # scores count lost episodes
             round=round,
             phase=phase,
+            combine=self._combine,
         )
 
 

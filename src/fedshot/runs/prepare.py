@@ -30,6 +30,7 @@ from fedshot.data.sources.sent140 import split_users
 from fedshot.evaluation.episodic_test import EpisodicTest, TestOptions
 from fedshot.nn.models.cost import step_flops
 from fedshot.nn.models.module_backbone import ModuleBackbone, held_backbone
+from fedshot.privacy.secure_sums.requirements import check_run
 from fedshot.protocol.method import Method
 from fedshot.runs.dataset_info import DatasetInfo
 
@@ -393,6 +394,8 @@ class PreparedRun(FederatedDataset):
 
     def _check_clients(self) -> None:
         run, spec, n = self.config.run, self.config.episode, len(self.client_split.train)
+        if run.secure_sums:
+            check_run(self.method, min(run.cohort or n, len(self.clients)))
         larger = ", or raise partition.alpha" if hasattr(self.config.partition, "alpha") else ""
         fix = f"Lower episode.way, episode.shot or episode.query, or use fewer clients{larger}."
         if self.left_out and (run.infeasible_clients == "refuse" or not self.clients):

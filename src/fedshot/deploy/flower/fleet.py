@@ -27,6 +27,7 @@ from typing_extensions import TypedDict
 from fedshot.core import records, tree
 from fedshot.core.errors import CheckpointError
 from fedshot.core.records import Whole
+from fedshot.deploy.flower.masking_request import masking_to_json
 from fedshot.deploy.flower.messages import (
     COMMON,
     LIMITS,
@@ -130,7 +131,8 @@ class FlowerFleet(Wrapper):
         if exchange.phase == "train":
             round = exchange.version[0]
             self._sent = {v: names for v, names in self._sent.items() if v[0] == round}
-            self._sent[exchange.version] = {connected[number].name for number in wire_messages}
+            reached = self._sent.setdefault(exchange.version, set())
+            reached |= {connected[number].name for number in wire_messages}
         slowest = 0.0
         for incoming in self._transport.send_and_receive(wire_messages, self._deadline):
             slowest = max(slowest, self.node_registry.update_from(incoming))
@@ -255,6 +257,8 @@ class FlowerFleet(Wrapper):
             "key": [exchange.key.root, *exchange.key.path],
             "clients": list(to),
         }
+        if exchange.masking is not None:
+            wire_message.head["work"]["masking"] = masking_to_json(exchange.masking)
         return wire_message
 
     def _as_of(self, exchange: Exchange, node: Node) -> list[Any] | None:

@@ -105,7 +105,7 @@ def unpack(form: Form, data: bytes, limits: Limits) -> Tree:
     for name, leaf in flat.items():
         if leaf.dtype not in _TYPES:
             raise CodecError(f"{short(name)} is {tree.form(leaf)}, a dtype that is not accepted")
-    made = _build(form, flat, "", limits.depth)
+    made = build(form, flat, "", limits.depth)
     if flat:
         raise CodecError(short(f"arrays that are not in the form: {sorted(flat)[:3]}"))
     return made
@@ -124,7 +124,11 @@ def form_of(content: Tree) -> Form:
     raise TypeError(f"{type(content).__name__} is not a tree")
 
 
-def _build(form: Form, flat: dict[str, Tensor], path: str, depth: int) -> Tree:
+def build(form: Form, flat: dict[str, Tensor], path: str, depth: int) -> Tree:
+    """Take from `flat` the leaves of a tree of this form below `path`, and return the tree.
+
+    Raises CodecError for a form that is invalid, lacks leaves or is deeper than `depth`.
+    """
     if depth < 0:
         raise CodecError("containers nested too deeply")
     if len(path) > _MAX_PATH or not path.isprintable():
@@ -140,7 +144,7 @@ def _build(form: Form, flat: dict[str, Tensor], path: str, depth: int) -> Tree:
                 f"a part below {path or 'the root'} has an empty name or a name with '/'"
             )
         return {
-            name: _build(child, flat, _below(path, name), depth - 1) for name, child in form.items()
+            name: build(child, flat, _below(path, name), depth - 1) for name, child in form.items()
         }
     if not isinstance(form, list) or not form or not isinstance(form[0], str):
         raise CodecError(f"{path or 'the root'} has no valid form")
@@ -151,7 +155,7 @@ def _build(form: Form, flat: dict[str, Tensor], path: str, depth: int) -> Tree:
             f"{path or 'the root'} has {len(form) - 1} parts, {form[0][:100]} {len(names)}"
         )
     parts = [
-        _build(child, flat, _below(path, name), depth - 1)
+        build(child, flat, _below(path, name), depth - 1)
         for name, child in zip(names, form[1:], strict=True)
     ]
     return kind(*parts) if kind else tuple(parts)

@@ -8,6 +8,7 @@
     min_cohort: 3                    # minimum number of clients in a round
     most_seconds: 600                # work for one message; checked after each client or stack
     most_disk_mb: 500                # MiB of private states of one run; checked before work begins
+    secure_sums: true                # only runs with `run.secure_sums`
 
 All lines are optional. `min_batch` and `min_local_steps` each bound two options of methods. If a
 policy has one of these lines, it refuses a method that has neither of the two options. A batch of
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class Policy:
     min_cohort: int | None = None
     most_seconds: float | None = None
     most_disk_mb: float | None = None
+    secure_sums: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Policy:
@@ -67,6 +69,8 @@ class Policy:
             if name in ("methods", "parts"):
                 good = isinstance(value, list) and all(isinstance(word, str) for word in value)
                 expected, found[name] = "a list of names", tuple(value) if good else ()
+            elif name == "secure_sums":
+                good, expected = isinstance(value, bool), "true or false"
             else:
                 good = type(value) in (int, float) and 0 < value < float("inf")
                 expected = "a number above 0"
@@ -92,6 +96,8 @@ class Policy:
                 whole_data = value is None and line == "min_batch"
                 if not whole_data and not (type(value) in (int, float) and value >= least):
                     raise PolicyError(self._describe(line, f"method.{option} {short(value, 60)}"))
+        if self.secure_sums and not config.run.secure_sums:
+            raise PolicyError(self._describe("secure_sums", "uploads that are not masked"))
         cohort = min(config.run.cohort or clients, clients)
         if self.min_cohort is not None and cohort < self.min_cohort:
             raise PolicyError(self._describe("min_cohort", f"a cohort of {cohort}"))
@@ -109,12 +115,15 @@ class Policy:
         if held > self.most_disk_mb * _MB:
             raise PolicyError(self._describe("most_disk_mb", f"{held / _MB:.1f} MB of states"))
 
-    def check_up(self, up: Mapping[str, Tree]) -> None:
-        """Raise PolicyError for an upload that is too large, or has parts that are not allowed."""
-        others = sorted(set(up) - set(self.parts)) if self.parts is not None else []
+    def check_up(self, up: Mapping[str, Tree], parts: Collection[str]) -> None:
+        """Raise PolicyError for an upload that is too large, or of parts that are not allowed.
+
+        `parts` names the parts before they are masked.
+        """
+        others = sorted(set(parts) - set(self.parts)) if self.parts is not None else []
         if others:
             raise PolicyError(self._describe("parts", f"part {short(others[0], 60)!r}"))
-        if _GRADIENT in up and self.min_local_steps is not None and self.min_local_steps > 1:
+        if _GRADIENT in parts and self.min_local_steps is not None and self.min_local_steps > 1:
             raise PolicyError(self._describe("min_local_steps", f"part {_GRADIENT!r}, of one step"))
         if self.most_up_mb is None:
             return
@@ -125,6 +134,7 @@ class Policy:
     def _describe(self, line: str, requested: str) -> str:
         allowed = getattr(self, line)
         value = ", ".join(allowed) if isinstance(allowed, tuple) else f"{allowed:g}"
+        value = "true" if allowed is True else value
         return f"the policy of this node has {line} {value}, and the server asks for {requested}."
 
 

@@ -41,6 +41,7 @@ from fedshot.core.records import Whole
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.deploy.flower.data_files import NodeData
+from fedshot.deploy.flower.masking_request import masking_from_json
 from fedshot.deploy.flower.messages import COMMON, LIMITS, CodecError, Limits, WireMessage, short
 from fedshot.deploy.flower.node_registry import NO_SEAL, Seal, SealRecord, checked_seal
 from fedshot.deploy.flower.policy import NO_BOUNDS, Policy, PolicyError, append_to_log
@@ -48,7 +49,8 @@ from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
-from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Fault, PerClient
+from fedshot.privacy.secure_sums.masking_clients import STEPS, MaskingClients
+from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Fault, Masking, PerClient
 from fedshot.protocol.method import Method
 from fedshot.runs.experiment import MAY_CHANGE, fleet_for
 from fedshot.runs.recorder import environment
@@ -85,6 +87,7 @@ class ClientRuntime:
     ) -> None:  # fmt: skip
         self._method, self._store, self._clients = method, fleet.host.store, frozenset(clients)
         self._fleet, self._folder, self._run, self._tell = fleet, folder, run, tell
+        self._masking = MaskingClients(fleet)
         self._session, self._done = 0, 0
         self._sealed: Seal = NO_SEAL
         if (path := folder / "life.json").exists():
@@ -169,10 +172,12 @@ class ClientRuntime:
         return {"life": self._session, "done": self._done, "sealed": list(self._sealed)}
 
     def run_work(
-        self, work: dict[str, Any], down: Tree | PerClient, clients: Sequence[int]
-    ) -> Generator[Arrival]:
+        self, work: dict[str, Any], down: Tree | PerClient, clients: Sequence[int],
+        masking: Masking | None = None,
+    ) -> Generator[Arrival]:  # fmt: skip
         """Run the client work that `work` describes, with the message `down`, for these clients.
 
+        It may also be a step of a secure sum. With `masking`, the replies are masked.
         An error in one client's message, data, state or work is a fault of this client only.
         Raises CodecError for invalid work.
         """
@@ -181,10 +186,18 @@ class ClientRuntime:
             version = (int(work["version"][0]), int(work["version"][1]))
             as_of = checked_seal(work["as_of"]) if work.get("as_of") else None
             key = _key(work["key"])
-        if not ClientWork(self._method, name).exists:
+        step = name in STEPS
+        client_work = ClientWork(None if step else self._method, name)
+        if not step and not client_work.exists:
             raise CodecError(f"{self._method.name} has no client work {name[:60]!r}")
         if phase not in ("train", "evaluate"):
             raise CodecError(f"unknown phase {short(phase, 20)!r}")
+        # Predictions of a client's model on test episodes draw nothing from its data.
+        open_upload = not step and masking is None
+        if self._run.secure_sums and open_upload and (phase == "train" or client_work.draw_name):
+            raise CodecError(
+                "run.secure_sums is true, but replies that are not masked are asked for"
+            )
         if phase == "train" and version[0] <= self._sealed[0]:
             raise CodecError(
                 f"work of round {version[0]}, but round {self._sealed[0]} is already committed"
@@ -196,7 +209,7 @@ class ClientRuntime:
             if client not in self._clients:
                 yield Arrival(client, None, Fault("lost", "this node does not hold the client"))
         held = tuple(client for client in clients if client in self._clients)
-        exchange = Exchange(ClientWork(self._method, name), down, held, {}, key, version, phase)
+        exchange = Exchange(client_work, down, held, {}, key, version, phase, masking=masking)
         with self._run.arithmetic():
             yield from self._arrivals(exchange)
 
@@ -204,15 +217,17 @@ class ClientRuntime:
         """Yield the fleet's arrivals; after an error, run the remaining clients one by one."""
         left = dict.fromkeys(exchange.to)
         try:
-            for arrival in self._fleet.replies(exchange):
+            for arrival in self._masking.replies(exchange):
                 del left[arrival.client]
                 yield arrival
         except Exception:
+            if exchange.work.method is None:
+                raise
             self._tell(f"{len(left)} clients now run one by one, after\n{traceback.format_exc()}")
         for client in left:
             self._store.drop(client, exchange.version)  # written, but not yielded
             try:
-                yield self._fleet.host.serve(exchange, client)
+                yield self._masking.masked(exchange, self._fleet.host.serve(exchange, client))
             except Exception as error:
                 text = _reason(error)
                 self._tell(f"client {client} failed: {text}")
@@ -376,15 +391,19 @@ def run_work(
         # Seconds for which the server waits for the reply.
         deadline = float(head.get("sent", math.inf)) + float(head.get("within", math.inf))
         remaining = deadline - time.time()
+        found = work.get("masking")
+        masking = None if found is None else masking_from_json(found, limits)
     if COMMON in wire_message.blocks:
         down = wire_message.get(COMMON, limits)
     else:  # read when the client runs
         down = PerClient(lambda client: wire_message.get(f"c{client}", limits))
     results = reply.head["results"] = {}
-    with closing(runtime.run_work(work, down, clients)) as arrivals:
+    with closing(runtime.run_work(work, down, clients, masking)) as arrivals:
         for arrival in arrivals:
             if arrival.reply is not None:
-                policy.check_up(arrival.reply.up)
+                up: Mapping[str, Tree] = arrival.reply.up
+                parts = up if masking is None else masking.reduce
+                policy.check_up(up, () if work.get("name") in STEPS else parts)
             results[str(arrival.client)] = _put(arrival, reply)
             if len(results) == len(clients):
                 continue

@@ -25,7 +25,7 @@ from fedshot.data.episodes.episode import Episode
 from fedshot.learners.learner import EpisodeLoss
 from fedshot.learners.local_training import LocalEpisodes, check_not_negative, local_sgd
 from fedshot.learners.maml import InnerLoop, Maml
-from fedshot.learners.prediction_drift import answer_common
+from fedshot.learners.prediction_drift import PART, answer_common
 from fedshot.methods.fedfsl.drift import average_with_drift
 from fedshot.methods.fedfsl.leave_one_out import (
     Reference,
@@ -104,6 +104,7 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
             max_way=self.learner.max_way,
             adapts=True,
             base_classes_only=self.episode.labels == "global",
+            gathers=("train", PART) if self.common_questions else None,
         )
 
     def init(self, key: Key) -> FedFSLState:

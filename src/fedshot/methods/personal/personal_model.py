@@ -1,6 +1,7 @@
 """Personal models, which either the client keeps or the server stores on its disk."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ from fedshot.core.tree import Tree
 from fedshot.learners.learner import EvalEpisode
 from fedshot.methods.personal.base_class_method import AmongBaseClasses
 from fedshot.protocol.clients import Clients
-from fedshot.protocol.method import ClientModels
+from fedshot.protocol.method import ClientModels, Traits
 
 S = TypeVar("S", bound=Tree)
 
@@ -47,8 +48,13 @@ class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
 class BankedModels(PersonalModels[S]):
     """A method in which the server stores each client's last model on its disk.
 
-    The server's state contains the initial model, `start`.
+    The server's state contains the initial model, `start`. Clients upload their "model" in "train".
     """
+
+    @property
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(super().traits, gathers=("train", "model"))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: the server, not the client, stores the client's model."""

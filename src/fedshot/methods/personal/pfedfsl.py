@@ -195,7 +195,12 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
             "to client. Set method.l1 to 'subgradient'"
         )
         unstackable = reason if self.packs else ""
-        return replace(super().traits, stores_client_models=True, unstackable=unstackable)
+        return replace(
+            super().traits,
+            stores_client_models=True,
+            gathers=("train", "model"),
+            unstackable=unstackable,
+        )
 
     def init(self, key: Key) -> PFedFSLState:
         """Return the initial model, and the initial affinity matrix."""

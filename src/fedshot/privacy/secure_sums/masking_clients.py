@@ -1,0 +1,222 @@
+"""The clients' side of secure sums: keys, shares, masked uploads, and shares to remove masks.
+
+It wraps the fleet that runs the clients, in a simulation and on each node alike. A client refuses
+every request that could reveal its own upload to an honest-but-curious server.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.fleets.guard import fault
+from fedshot.fleets.wrapper import Wrapper
+from fedshot.privacy.secure_sums.ciphers import (
+    agree,
+    decrypt,
+    derive,
+    encrypt,
+    private_key,
+    public_key,
+)
+from fedshot.privacy.secure_sums.masks import (
+    context_of,
+    pair_key,
+    pair_mask,
+    point,
+    rows,
+    self_mask,
+    sign,
+    text,
+)
+from fedshot.privacy.secure_sums.neighbourhoods import MIN_CLIENTS
+from fedshot.privacy.secure_sums.ring import encode, to_bytes
+from fedshot.privacy.secure_sums.shamir import SECRET_BYTES, SHARE_BYTES, split
+from fedshot.protocol.exchange import MASKED, Arrival, Exchange, Fault, Fleet, Masking, Reply
+
+KEYS, SHARES, UNMASK = STEPS = ("advertise_keys", "share_secrets", "unmask")
+"""Names of the steps that precede and follow the masked uploads."""
+
+RandomBytes = Callable[[int], bytes]
+"""Returns n random bytes."""
+
+
+def of_the_system(key: Key) -> RandomBytes:
+    """Return the operating system's source of random bytes, for real clients."""
+    del key
+    return secrets.token_bytes
+
+
+def simulated(key: Key) -> RandomBytes:
+    """Return a reproducible source of random bytes, for simulations: the run's seed gives it."""
+    return key.at("secrets").numpy().bytes
+
+
+class _RefusedError(Exception):
+    """The client does not do what the server asks."""
+
+
+@dataclass
+class _Secrets:
+    """What a client keeps during an exchange."""
+
+    context: str  # names the exchange
+    self_seed: bytes  # of its own mask
+    pair_seed: bytes  # of the private key from which the masks with neighbours are derived
+    share_key: Any  # X25519 private key, under which it receives shares
+    threshold: int = 0
+    own_share: int = 0  # of its self seed
+    pair_keys: dict[int, bytes] = field(default_factory=dict)  # neighbours' public keys, for masks
+    receiving: dict[int, bytes] = field(default_factory=dict)  # keys of the shares of neighbours
+    masked_with: tuple[int, ...] | None = None  # neighbours whose masks are in the upload
+
+
+class MaskingClients(Wrapper):
+    """A fleet whose clients take part in secure sums.
+
+    Args:
+        fleet: runs the clients.
+        random_bytes: returns a client's source of random bytes for a step of an exchange.
+    """
+
+    def __init__(
+        self, fleet: Fleet, random_bytes: Callable[[Key], RandomBytes] = of_the_system
+    ) -> None:
+        super().__init__(fleet)
+        self._random_bytes = random_bytes
+        self._secrets: dict[int, _Secrets] = {}
+
+    def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+        """Yield the answers to a step of a secure sum, or the replies, masked if asked for."""
+        if exchange.work.method is None:
+            yield from (self._answer(exchange, client) for client in exchange.to)
+        elif exchange.masking is None:
+            yield from self.fleet.replies(exchange)
+        else:
+            for arrival in self.fleet.replies(_unmasked(exchange, exchange.masking)):
+                yield self.masked(exchange, arrival)
+
+    def masked(self, exchange: Exchange, arrival: Arrival) -> Arrival:
+        """Return a client's arrival with its reply masked, if the exchange asks for it.
+
+        A reply with a fault is not sent, since the server could not see the fault.
+        """
+        client, reply, _ = arrival
+        if reply is None or exchange.masking is None:
+            return arrival
+        if reason := fault(_unmasked(exchange, exchange.masking), client, reply):
+            return Arrival(client, None, Fault("refused", reason))
+        try:
+            up = self._mask(exchange, exchange.masking, client, reply)
+        except (_RefusedError, ValueError) as error:
+            return Arrival(client, None, Fault("lost", str(error)))
+        return Arrival(client, Reply({MASKED: up}, {}, 1.0))
+
+    def _answer(self, exchange: Exchange, client: int) -> Arrival:
+        step = {KEYS: self._keys, SHARES: self._shares, UNMASK: self._unmask}[exchange.work.name]
+        try:
+            answer = step(exchange, client, exchange.message(client))
+        except (_RefusedError, ValueError) as error:
+            return Arrival(client, None, Fault("lost", str(error)))
+        return Arrival(client, Reply({"answer": answer}, {}, 1.0))
+
+    def _keys(self, exchange: Exchange, client: int, message: Tree) -> Tree:
+        """Make the client's secrets; return its two public keys, uint8 [2, 32]."""
+        del message
+        draw, context = self._random_bytes(exchange.client_key(client)), context_of(exchange)
+        share_key = private_key(draw(SECRET_BYTES), "share key", context)
+        own = _Secrets(context, draw(SECRET_BYTES), draw(SECRET_BYTES), share_key)
+        self._secrets[client] = own
+        return rows(public_key(pair_key(own.pair_seed, context)), public_key(share_key))
+
+    def _shares(self, exchange: Exchange, client: int, message: Tree) -> Tree:
+        """Return the shares of the client's two seeds for each neighbour, encrypted for it."""
+        own = self._of(exchange, client)
+        neighbours, threshold = message["clients"].tolist(), int(message["threshold"])
+        n = len({client, *neighbours})
+        if own.pair_keys or n != len(neighbours) + 1:
+            raise _RefusedError("it has shared its secrets already, or a neighbour is named twice")
+        if n < MIN_CLIENTS or not n < 2 * threshold <= 2 * n:
+            raise _RefusedError(
+                f"{threshold} of {n} clients are too few, or too many, for a secret"
+            )
+        own.threshold = threshold
+        draw = self._random_bytes(exchange.client_key(client))
+        points = [point(c) for c in (client, *neighbours)]
+        of_self, of_pair = (
+            split(int.from_bytes(seed), points, threshold, draw)
+            for seed in (own.self_seed, own.pair_seed)
+        )
+        own.own_share = of_self[point(client)]
+        sent = []
+        for other, (public, share_public) in zip(neighbours, message["keys"], strict=True):
+            secret = agree(own.share_key, text(share_public))
+            own.receiving[other] = derive(secret, "share", own.context, other, client)
+            shares = (share[point(other)].to_bytes(SHARE_BYTES) for share in (of_self, of_pair))
+            sending = derive(secret, "share", own.context, client, other)
+            sent.append(encrypt(sending, b"".join(shares)))
+            own.pair_keys[other] = text(public)
+        return rows(*sent)
+
+    def _mask(self, exchange: Exchange, masking: Masking, client: int, reply: Reply) -> Tree:
+        """Return the reply as an element of the ring, with the masks added."""
+        own = self._of(exchange, client)
+        if own.masked_with is not None:
+            raise _RefusedError("it has sent a masked upload in this exchange already")
+        others = tuple(c for c in own.pair_keys if c in masking.clients)
+        if len(others) + 1 < max(own.threshold, MIN_CLIENTS):
+            raise _RefusedError(f"{len(others)} of its {len(own.pair_keys)} neighbours are left")
+        own.masked_with = others
+        element = encode(masking.reduce, masking.cohort, reply)
+        element.add_mask(self_mask(own.self_seed, own.context, element.nbytes), 1)
+        private = pair_key(own.pair_seed, own.context)
+        for other in others:
+            public, pair = own.pair_keys[other], (client, other)
+            mask = pair_mask(private, public, own.context, pair, element.nbytes)
+            element.add_mask(mask, sign(client, other))
+        weight, *metrics = map(to_bytes, element.scalars)
+        return {
+            "vector": torch.from_numpy(element.vector),
+            "weight": weight,
+            "metrics": dict(zip(sorted(reply.metrics), metrics, strict=True)),
+        }
+
+    def _unmask(self, exchange: Exchange, client: int, message: Tree) -> Tree:
+        """Return a share of one secret of each neighbour, uint8 [m, 17], and of its own self seed.
+
+        For a neighbour whose upload has arrived, it is a share of the self seed; for a lost one,
+        of the pair seed.
+        """
+        own = self._of(exchange, client)
+        asked, lost = message["clients"].tolist(), message["lost"].tolist()
+        if len(set(asked)) < len(asked):
+            raise _RefusedError("the server asks twice for a share of one client: of both secrets")
+        if own.masked_with is None or set(asked) != set(own.masked_with):
+            raise _RefusedError(
+                "the server asks for shares of other clients than it has masked with"
+            )
+        if lost.count(False) + 1 < max(own.threshold, MIN_CLIENTS):
+            raise _RefusedError(f"{lost.count(False) + 1} clients are too few for a sum")
+        del self._secrets[client]  # it answers once
+        given = []
+        for other, is_lost, sent in zip(asked, lost, message["shares"], strict=True):
+            shares = decrypt(own.receiving[other], text(sent))
+            given.append(shares[SHARE_BYTES:] if is_lost else shares[:SHARE_BYTES])
+        return {"others": rows(*given), "own": rows(own.own_share.to_bytes(SHARE_BYTES))}
+
+    def _of(self, exchange: Exchange, client: int) -> _Secrets:
+        own = self._secrets.get(client)
+        if own is None or own.context != context_of(exchange):
+            raise _RefusedError("it has no keys for this exchange")
+        return own
+
+
+def _unmasked(exchange: Exchange, masking: Masking) -> Exchange:
+    """Return the exchange as the client work sees it."""
+    return replace(exchange, masking=None, reduce=masking.reduce)

@@ -1,0 +1,280 @@
+"""The server's side of secure sums: it passes keys and shares on, and removes masks from the sum.
+
+The server keeps to the protocol (honest-but-curious). It learns who takes part, who is lost and
+where, and of each upload only its share in the sum. It does not check what clients send: a client
+checks its own reply, and the server that the sum is in range.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshot.core.tree import Tree
+from fedshot.privacy.secure_sums.ciphers import KEY_BYTES, TAG_BYTES
+from fedshot.privacy.secure_sums.masking_clients import KEYS, SHARES, UNMASK
+from fedshot.privacy.secure_sums.masks import (
+    context_of,
+    pair_key,
+    pair_mask,
+    point,
+    self_mask,
+    sign,
+    text,
+)
+from fedshot.privacy.secure_sums.neighbourhoods import needed, neighbourhoods
+from fedshot.privacy.secure_sums.requirements import needs_each
+from fedshot.privacy.secure_sums.ring import SCALAR_BYTES, Element, decode, from_bytes, n_integers
+from fedshot.privacy.secure_sums.shamir import SECRET_BYTES, SHARE_BYTES, combine
+from fedshot.protocol.clients import reduce_replies
+from fedshot.protocol.exchange import (
+    MASKED,
+    ClientWork,
+    Exchange,
+    Fault,
+    Fleet,
+    Masking,
+    Outcome,
+    PerClient,
+)
+from fedshot.protocol.reducers import Gather, Mean, Reducer, Sum
+
+Names = tuple[str, ...]
+
+
+class SecureSums:
+    """Combines the replies of a training exchange without learning any of them alone.
+
+    Called with a fleet and an exchange, like `reduce_replies`, whose outcome has the same bits. The
+    fleet's clients are those of `MaskingClients`. Exchanges of an evaluation are not masked.
+
+    Args:
+        threshold: share of a cohort, above 1/2, that must be left at each step. So many clients
+            together can recover secrets of others.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold = threshold
+
+    def __call__(self, fleet: Fleet, exchange: Exchange) -> Outcome:
+        """Return the outcome. Raises ConfigError if the exchange does not only add replies."""
+        if exchange.phase == "evaluate":
+            return reduce_replies(fleet, exchange)
+        for name, reducer in exchange.reduce.items():
+            if not isinstance(reducer, Mean | Sum):
+                raise needs_each(exchange.work.method.name, exchange.work.name, name)
+        return _OneSum(fleet, exchange, self.threshold).outcome()
+
+
+class _LostError(Exception):
+    """The sum cannot be recovered."""
+
+
+class _OneSum:
+    """The secure sum of one exchange."""
+
+    def __init__(self, fleet: Fleet, exchange: Exchange, threshold: float) -> None:
+        self.fleet, self.exchange, self.threshold = fleet, exchange, threshold
+        self.context, self.faults = context_of(exchange), dict[int, Fault]()
+        self.least = needed(threshold, len(exchange.to))
+
+    def outcome(self) -> Outcome:
+        """Run the steps; if too few clients are left, no client is accepted."""
+        try:
+            return self._sum()
+        except _LostError as error:
+            lost = dict.fromkeys(sorted(self.exchange.to), Fault("lost", str(error)))
+            return Outcome({}, (), lost | self.faults)
+
+    def _sum(self) -> Outcome:
+        self.keys = self._ask(KEYS, sorted(self.exchange.to), lambda _: _bytes(2, KEY_BYTES))
+        self.near = neighbourhoods(self.keys, self.exchange.key)
+        length = 2 * SHARE_BYTES + TAG_BYTES
+        sent = self._ask(
+            SHARES, self.keys, lambda c: _bytes(len(self.near[c]), length), self._neighbours
+        )
+        total, metrics, clients = self._masked(sent)
+        self._remove_masks(total, sent, clients)
+        exchange = self.exchange
+        try:
+            parts, weight, means = decode(
+                exchange.reduce, len(exchange.to), metrics, total, len(clients)
+            )
+        except ValueError as error:
+            raise _LostError(str(error)) from None
+        return Outcome(
+            parts, tuple(sorted(clients)), dict(sorted(self.faults.items())), weight, means
+        )
+
+    def _ask(
+        self,
+        step: str,
+        to: Collection[int],
+        like: Callable[[int], Tree],
+        message: Callable[[int], Tree] = lambda _: {},
+        faults: dict[int, Fault] | None = None,
+    ) -> dict[int, Tree]:
+        """Send each client its message of a step; return the answers, of the form `like`."""
+        got = reduce_replies(
+            self.fleet,
+            replace(
+                self.exchange,
+                work=ClientWork(None, step),
+                down=PerClient(message),
+                to=tuple(to),
+                reduce={"answer": Gather(like, limit=None)},
+            ),
+        )
+        (self.faults if faults is None else faults).update(got.faults)
+        self._require(got.accepted, step)
+        answers: dict[int, Tree] = got["answer"]
+        return answers
+
+    def _require(self, left: Collection[int], step: str) -> None:
+        if len(left) < self.least:
+            raise _LostError(
+                f"{len(left)} of {len(self.exchange.to)} clients were left in step {step!r} of the "
+                f"secure sum, which needs {self.least}"
+            )
+
+    def _neighbours(self, client: int) -> Tree:
+        near = self.near[client]
+        threshold = needed(self.threshold, len(near) + 1)
+        return {
+            "clients": torch.tensor(near),
+            "keys": torch.stack([self.keys[c] for c in near]),
+            "threshold": torch.tensor(threshold),
+        }
+
+    def _masked(self, sent: Collection[int]) -> tuple[Element, Names, list[int]]:
+        """Return the sum of the masked replies, the names of their metrics, and their clients.
+
+        Clients whose metrics have other names than those of most count as refused.
+        """
+        exchange = self.exchange
+        masking = Masking(frozenset(sent), len(exchange.to), exchange.reduce)
+        reduce = {MASKED: _MaskedReplies(n_integers(exchange.reduce))}
+        got = reduce_replies(
+            self.fleet, replace(exchange, to=tuple(sent), reduce=reduce, masking=masking)
+        )
+        self.faults |= got.faults
+        self._require(got.accepted, exchange.work.name)
+        sums: dict[Names, tuple[Element, list[int]]] = got[MASKED]
+        names = max(sorted(sums), key=lambda one: len(sums[one][1]))
+        total, clients = sums[names]
+        reason = f"its metrics are not {', '.join(names) or 'none'}, as those of most clients"
+        self.faults |= dict.fromkeys(set(got.accepted) - {*clients}, Fault("refused", reason))
+        self._require(clients, exchange.work.name)
+        return total, names, clients
+
+    def _remove_masks(
+        self, total: Element, sent: Mapping[int, Tensor], clients: Collection[int]
+    ) -> None:
+        """Remove from the sum each client's own mask, and its masks with neighbours now lost.
+
+        Args:
+            total: the sum of the masked replies; changed in place.
+            sent: for each client that has masks, the encrypted shares for its neighbours.
+            clients: the clients whose replies are in the sum.
+        """
+        near = {c: [other for other in self.near[c] if other in sent] for c in sent}
+        arrived = set(clients)
+
+        def message(client: int) -> Tree:
+            texts = [sent[c][self.near[c].index(client)] for c in near[client]]
+            lost = [c not in arrived for c in near[client]]
+            return {
+                "clients": torch.tensor(near[client]),
+                "lost": torch.tensor(lost),
+                "shares": torch.stack(texts),
+            }
+
+        def like(client: int) -> Tree:
+            return {"others": _bytes(len(near[client]), SHARE_BYTES), "own": _bytes(1, SHARE_BYTES)}
+
+        shares: dict[int, dict[int, int]] = defaultdict(dict)
+        for client, given in self._ask(UNMASK, clients, like, message, faults={}).items():
+            for other, share in zip(near[client], given["others"], strict=True):
+                shares[other][point(client)] = int.from_bytes(text(share))
+            shares[client][point(client)] = int.from_bytes(text(given["own"]))
+        for client in sent:
+            seed = self._recovered(client, shares[client])
+            if client in arrived:
+                total.add_mask(self_mask(seed, self.context, total.nbytes), -1)
+                continue
+            private = pair_key(seed, self.context)
+            for other in arrived.intersection(near[client]):
+                public = text(self.keys[other][0])
+                mask = pair_mask(private, public, self.context, (client, other), total.nbytes)
+                total.add_mask(mask, -sign(other, client))
+
+    def _recovered(self, client: int, shares: Mapping[int, int]) -> bytes:
+        """Return the seed that the shares give."""
+        threshold = needed(self.threshold, len(self.near[client]) + 1)
+        if len(shares) < threshold:
+            raise _LostError(
+                f"{len(shares)} shares of a secret of client {client} are left, and {threshold} "
+                "are needed"
+            )
+        chosen = dict(sorted(shares.items())[:threshold])
+        try:
+            return combine(chosen).to_bytes(SECRET_BYTES)
+        except OverflowError:
+            raise _LostError(f"the shares of a secret of client {client} are damaged") from None
+
+
+class _MaskedReplies(Reducer):
+    """Adds masked replies with metrics of the same names.
+
+    Args:
+        n: number of integers of a reply's parts.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def start(self, cohort: int) -> _MaskedReplySums:
+        """Begin the sums."""
+        del cohort
+        return _MaskedReplySums()
+
+    def fault(self, client: int, part: Tree, weight: float) -> str | None:
+        """Return why this part cannot be added."""
+        held: Any = part.get("metrics") if isinstance(part, Mapping) else None
+        like = {
+            "vector": torch.empty(self.n, dtype=torch.int64, device="meta"),
+            "weight": _bytes(SCALAR_BYTES),
+            "metrics": {n: _bytes(SCALAR_BYTES) for n in held} if isinstance(held, Mapping) else {},
+        }
+        return Gather(like, limit=None).fault(client, part, weight)
+
+
+class _MaskedReplySums:
+    """The sum of the masked replies, and their clients, by the names of the metrics."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Names, tuple[Element, list[int]]] = {}
+
+    def add(self, client: int, part: Tree, weight: float) -> None:
+        del weight
+        names = tuple(sorted(part["metrics"]))
+        vector = part["vector"].numpy()
+        scalars = [part["weight"], *(part["metrics"][name] for name in names)]
+        new = Element(vector, [from_bytes(scalar) for scalar in scalars])
+        if names not in self._sums:
+            self._sums[names] = Element.zero(len(vector), len(scalars)), []
+        total, clients = self._sums[names]
+        total.add(new)
+        clients.append(client)
+
+    def result(self) -> dict[Names, tuple[Element, list[int]]]:
+        return self._sums
+
+
+def _bytes(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.uint8, device="meta")

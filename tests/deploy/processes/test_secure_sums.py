@@ -1,0 +1,90 @@
+"""Secure sums on three nodes with twelve clients: the bits of the plain run, losses or not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.unreliable import Trouble, Unreliable
+from fedshot.protocol.exchange import Exchange
+
+from .local_federation import LONG, LocalFederation, alone, lost, newest, until, weights
+from .test_same_results import METHODS
+
+TWELVE: dict[str, Any] = {"partition": {"clients": 12}, "run": {"cohort": None}}
+ROUNDS = {"run": {"rounds": 5, "validate_every": 50, "quorum": 0.5}}
+SECURE = {"run": {"secure_sums": True}}
+# Of 12 clients 8 are needed. Those of one node are (0, 3, 6, 9).
+LOSSES = {
+    1: ("advertise_keys", {5}),
+    2: ("share_secrets", {0, 3, 6, 9}),
+    3: ("", {1, 2, 3, 4}),  # the masked upload
+    4: ("unmask", {0, 3, 6, 9}),
+}
+PLAIN = {(round, client) for round in (1, 2, 3) for client in LOSSES[round][1]}
+
+
+@pytest.fixture(scope="module")
+def twelve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
+    with LocalFederation(tmp_path_factory.mktemp("twelve"), 3, TWELVE) as made:
+        yield made
+
+
+def plan(exchange: Exchange, client: int) -> Trouble | None:
+    step, victims = LOSSES.get(exchange.version[0], ("", set()))
+    name = exchange.work.name if exchange.work.method is None else ""
+    return "drop" if name == step and client in victims else None
+
+
+@pytest.mark.timeout(900)  # many short messages, which a busy machine delays
+@pytest.mark.parametrize("name", ["fl_proto", "fedfsl_mi, exclusive", "f2l", "frl", "fedcgs"])
+def test_a_secure_run_on_nodes_equals_the_plain_one(
+    twelve: LocalFederation, tmp_path: Path, name: str
+) -> None:
+    """In each round, clients are lost at another step; then all come back."""
+    method = {**METHODS, "fedcgs": {"method": {"name": "fedcgs"}}}[name]
+    with twelve.experiment(method, ROUNDS, SECURE) as there:
+        there.fleet = Guard(Unreliable(there.meter, plan))
+        records = list(there.run())
+        result = there.result()
+    here = alone(tmp_path / "run", TWELVE, method, ROUNDS, faults=PLAIN)
+    assert set().union(*map(lost, records)) == PLAIN
+    assert weights(there.folder) == weights(here.folder)
+    assert twelve.private(there) == newest((here.folder / "clients").glob("*"))
+    assert result == here.result()
+    for mine, theirs in zip(records, here.recorder.records(), strict=True):
+        assert dict(mine.metrics) == theirs["metrics"]
+
+
+def test_a_node_killed_in_a_round_is_left_out_of_the_sum_or_in_it(
+    twelve: LocalFederation, tmp_path: Path
+) -> None:
+    """It depends on whether its uploads have left; the sum is the plain one of who is accepted."""
+    from fedshot.deploy.flower.flower_runs import Deployment
+
+    victim, faults = twelve.child("node-1"), set[tuple[int, int]]()
+    with twelve.experiment(METHODS["f2l"], ROUNDS, SECURE, deadline=15.0) as there:
+        run = Deployment.read(there.folder).run
+        states = twelve.folder / "node-1" / "state" / run / "clients"
+
+        def strike() -> None:
+            until(lambda: any(states.glob("*/r000003-*.safetensors")), "work of round 3")
+            victim.process.kill()
+
+        killer = threading.Thread(target=strike)
+        killer.start()
+        for record in there.run():
+            faults |= lost(record)
+            if record.round == 3:
+                killer.join(LONG)
+                twelve.start_node(1)
+                until(lambda: twelve.child("node-1").tail.count("connected") >= 2, "the node")
+    assert faults in (set(), {(3, client) for client in (1, 4, 7, 10)})
+    here = alone(tmp_path / "run", TWELVE, METHODS["f2l"], ROUNDS, faults=faults)
+    assert weights(there.folder) == weights(here.folder)
+    assert twelve.private(there) == newest((here.folder / "clients").glob("*"))

@@ -1,0 +1,53 @@
+"""A request to mask replies survives the wire: the node finds the same faults and integers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from fedshot.core import tree
+from fedshot.deploy.flower.masking_request import masking_from_json, masking_to_json
+from fedshot.deploy.flower.messages import LIMITS, CodecError
+from fedshot.protocol.exchange import Masking
+from fedshot.protocol.reducers import Mean, Sum
+
+LIKE = {"w": (torch.zeros(2, 3), {"b": torch.zeros((), dtype=torch.float64)}), "n": ()}
+MASKING = Masking(
+    frozenset({4, 1}),
+    7,
+    {"mean": Mean(LIKE, 1.5, 40), "sum": Sum(torch.zeros(2, dtype=torch.int64), 2.0**40)},
+)
+
+
+def sent() -> dict[str, Any]:
+    return json.loads(json.dumps(masking_to_json(MASKING)))
+
+
+def test_a_request_is_read_as_it_was_written() -> None:
+    found = masking_from_json(sent(), LIMITS)
+    assert (found.clients, found.cohort) == (MASKING.clients, MASKING.cohort)
+    part = tree.map(lambda leaf: leaf + 1.25, LIKE)
+    parts = {"mean": part, "sum": torch.tensor([3, 2**41])}
+    for name, reducer in MASKING.reduce.items():
+        again = found.reduce[name]
+        for weight in (0.5, 1.0, 41.0):
+            faults = [one.fault(1, parts[name], weight) for one in (reducer, again)]
+            assert faults[0] == faults[1]
+        sums = [one.start(7) for one in (reducer, again)]
+        for one in sums:
+            one.add(1, parts[name], 0.5)
+        assert torch.equal(sums[0].integers(), sums[1].integers())
+    assert "w/0 is float32[3]" in str(found.reduce["mean"].fault(1, {"w": (torch.zeros(3),)}, 1.0))
+
+
+@pytest.mark.parametrize(
+    "change", [{"form": {"a": 0}}, {"form": 0}, {"leaves": {"x": ["float32", 1]}}]
+)
+def test_a_request_that_is_damaged_is_refused(change: dict[str, Any]) -> None:
+    found = sent()
+    found["reduce"]["mean"] |= change
+    with pytest.raises(CodecError):
+        masking_from_json(found, LIMITS)
