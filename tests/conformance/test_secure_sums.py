@@ -34,6 +34,7 @@ EVERYONE = range(6)
 VICTIMS = {0: (), 1: (3,), 2: (1, 4)}  # `needed` of 6 clients are 4
 WORK = "the work"
 FLOWER = next(fleet for fleet in FLEETS if fleet.name == "flower")
+QUICK = ("fedncm", WORK, 2)
 LOSING = ("fl_proto", "fedfsl_mi", "f2l", "frl", "fedncm", "fedcgs", "fed3r")
 
 
@@ -95,7 +96,7 @@ def test_a_method_gives_its_bits_or_is_refused_as_the_page_says(case: str, tmp_p
 @pytest.mark.parametrize(
     ("named", "stage", "n_lost"),
     [
-        pytest.param(named, stage, n, marks=() if (named, n) == ("fedncm", 2) else pytest.mark.slow)
+        pytest.param(named, stage, n, marks=() if (named, stage, n) == QUICK else pytest.mark.slow)
         for named in LOSING
         for stage in (KEYS, SHARES, WORK, UNMASK)
         for n in VICTIMS

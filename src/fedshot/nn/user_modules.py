@@ -93,8 +93,10 @@ def called(factory: Callable[..., Any], args: Mapping[str, Any], name: str) -> n
     try:
         made = factory(**args)
     except Exception as error:  # a user's code may raise anything
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
         raise ConfigError(
-            f"{name} raises an error if it is called with {args}: {type(error).__name__}: {error}."
+            f"{name} raises an error if it is called with {args}: {reason}. Correct it, or its "
+            "arguments."
         ) from error
     if not isinstance(made, nn.Module):
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""Privacy: what the server and other clients can learn from what a client sends."""
+"""What clients and servers do so that less can be learned from what they exchange."""

@@ -198,10 +198,11 @@ class ModuleBackbone(UserModule):
             except ConfigError:
                 raise
             except Exception as error:  # the code of a module may raise anything
+                reason = f"{type(error).__name__}: {error}".rstrip(".")
                 raise ConfigError(
                     f"model.backbone raises an error for examples of shape {list(x.shape)}: "
-                    f"{type(error).__name__}: {error}. The data are {_kind(shape)}; change the "
-                    "module's forward, or choose other data."
+                    f"{reason}. The data are {_kind(shape)}; change the module's forward, or "
+                    "choose other data."
                 ) from error
         found = check_features(once, len(x), "model.backbone")
         if not torch.allclose(found, again, equal_nan=True):
