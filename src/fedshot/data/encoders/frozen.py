@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -33,8 +34,10 @@ class EncoderOptions:
     cache: bool = True
     digest: str | None = None
 
-    def load(self, kind: Kind, device: str) -> LoadedEncoder:
+    def load(self, kind: Kind, device: str, data_dir: Path | None = None) -> LoadedEncoder:
         """Load the network for images or raw texts, with the options as a run records them.
+
+        Models on a hub are looked for in the folder `encoders` of `data_dir` first.
 
         Raises ConfigError if it cannot be loaded, or if its hash is not `digest`.
         """
@@ -44,7 +47,7 @@ class EncoderOptions:
                 f"model.encoder takes images or raw texts, and the data are {noun}. Leave "
                 "model.encoder out, or choose other data."
             )
-        loaded = self._load(kind, torch.device(device))
+        loaded = self._load(kind, torch.device(device), data_dir)
         found = loaded.options.digest
         if self.digest not in (None, found):
             raise ConfigError(
@@ -61,7 +64,7 @@ class EncoderOptions:
             "own files. Leave `encoder` out."
         )
 
-    def _load(self, kind: Kind, device: torch.device) -> LoadedEncoder:
+    def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
         raise NotImplementedError
 
     def recorded(self, facts: Mapping[str, Any], **known: Any) -> Self:

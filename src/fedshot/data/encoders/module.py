@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -52,7 +53,8 @@ class ModuleEncoder(EncoderOptions):
         object.__setattr__(made, "held", module)
         return made
 
-    def _load(self, kind: Kind, device: torch.device) -> LoadedEncoder:
+    def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
+        del data_dir
         module = deepcopy(self._module())  # it is frozen, and the user's stays as it is
         options = self.recorded({"weights": hash_weights(module)})
         object.__setattr__(options, "held", self.held)

@@ -35,7 +35,7 @@ class SentenceTransformersEncoder(EncoderOptions):
     path: str
     revision: str | None = None
 
-    def _load(self, kind: Kind, device: torch.device) -> LoadedEncoder:
+    def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
         if kind == "images":
             raise ConfigError(
                 "model.encoder.name is 'sentence_transformers', which takes texts, and the data "
@@ -44,7 +44,7 @@ class SentenceTransformersEncoder(EncoderOptions):
         require("encoders", "model.encoder.name 'sentence_transformers'", "sentence_transformers")
         from sentence_transformers import SentenceTransformer
 
-        folder, commit, facts = model_folder(self.path, self.revision)
+        folder, commit, facts = model_folder(self.path, self.revision, data_dir)
         _check_modules(folder)
         with loading(folder), quiet():
             model = SentenceTransformer(

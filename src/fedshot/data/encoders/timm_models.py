@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from PIL import Image
@@ -31,7 +32,7 @@ class TimmEncoder(EncoderOptions):
     path: str
     revision: str | None = None
 
-    def _load(self, kind: Kind, device: torch.device) -> LoadedEncoder:
+    def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
         if kind != "images":
             raise ConfigError(
                 "model.encoder.name is 'timm', which takes images, and the data are texts. Set it "
@@ -40,7 +41,7 @@ class TimmEncoder(EncoderOptions):
         require("timm", "model.encoder.name 'timm'")
         import timm
 
-        folder, commit, facts = model_folder(self.path, self.revision)
+        folder, commit, facts = model_folder(self.path, self.revision, data_dir)
         with loading(folder):
             model = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=0)
             data = timm.data.resolve_model_data_config(model)

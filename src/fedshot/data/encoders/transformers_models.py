@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -36,11 +37,11 @@ class TransformersEncoder(EncoderOptions):
     revision: str | None = None
     pooling: Literal["mean", "cls"] = "mean"
 
-    def _load(self, kind: Kind, device: torch.device) -> LoadedEncoder:
+    def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
         require("encoders", "model.encoder.name 'transformers'", "transformers")
         from transformers import AutoModel
 
-        folder, commit, facts = model_folder(self.path, self.revision)
+        folder, commit, facts = model_folder(self.path, self.revision, data_dir)
         with loading(folder), quiet():
             model, report = AutoModel.from_pretrained(
                 folder,

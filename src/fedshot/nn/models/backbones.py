@@ -118,6 +118,42 @@ class MLP:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """A residual adapter on given features h: h + U relu(D h), with U zero at the start.
+
+    Training starts at the features of the encoder, where an `mlp` starts at random layers on them.
+    Source: Houlsby et al. 2019, Parameter-Efficient Transfer Learning for NLP (ICML), with ReLU.
+
+    Args:
+        width: number of rows of D.
+    """
+
+    takes: ClassVar[tuple[Literal["features"], ...]] = ("features",)
+    vmappable: ClassVar[bool] = True
+    norm_policies: ClassVar[tuple[str, ...]] = ("running",)
+
+    width: Width = 64
+
+    def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
+        """Draw the layer `down`; the layer `up` is zero. There are no statistics."""
+        (d,) = shape
+        up = {
+            "weight": torch.zeros(d, self.width, dtype=dtype),
+            "bias": torch.zeros(d, dtype=dtype),
+        }
+        return {"down": init_linear(key.at("down"), d, self.width, dtype), "up": up}, {}
+
+    def out_features(self, shape: Shape) -> int:
+        """Return the number of given features."""
+        return shape[0]
+
+    def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+        """Return (features, statistics unchanged)."""
+        del mode
+        return x + linear(params["up"], F.relu(linear(params["down"], x))), stats
+
+
+@dataclass(frozen=True)
 class Conv4:
     """Four blocks of 3x3 convolution, batch norm, ReLU and 2x2 max-pool; the usual few-shot net.
 
@@ -235,6 +271,7 @@ def _without_bias_gradient(p: Tree) -> Tree:
 
 BACKBONES: dict[str, type[Backbone]] = {
     "mlp": MLP,
+    "adapter": Adapter,
     "conv4": Conv4,
     "resnet12": ResNet12,
     "gru": GRU,
