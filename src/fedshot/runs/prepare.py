@@ -58,7 +58,10 @@ def read_data(config: Config, data_dir: str | None = None) -> tuple[Config, Data
 
 
 def read_examples(config: Config, data_dir: str | None) -> Dataset:
-    """Return the dataset as an encoder gets it, if there is one. Raises DataError if it is missing."""
+    """Return the dataset, as an encoder gets it if there is one.
+
+    Raises DataError if it is missing.
+    """
     folder = find_data_dir(data_dir)
     return (
         config.data.load(folder) if config.model.encoder is None else config.data.load_raw(folder)

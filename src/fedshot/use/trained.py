@@ -25,8 +25,8 @@ from fedshot.data.dataset import Features
 from fedshot.data.encoders.encoded import features_of
 from fedshot.data.encoders.frozen import Block, LoadedEncoder
 from fedshot.data.encoders.module import held
-from fedshot.data.files.places import find_data_dir
 from fedshot.data.episodes.episode import ClientData
+from fedshot.data.files.places import find_data_dir
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
