@@ -48,7 +48,7 @@ def test_an_exported_program_holds_the_frozen_module(hidden: list[int], tmp_path
     session = onnxruntime.InferenceSession(tmp_path / "out" / "encoder.onnx")
     x = Digits().load(None).pixels[:5]
     (found,) = session.run(None, {"examples": x})
-    h = torch.from_numpy(run.encoder.forward(run.encoder.prepare(x), 5))
+    h = torch.from_numpy(run.encoder.forward(run.encoder.network.prepare(x), 5))
     if not hidden:
         np.testing.assert_allclose(found, h, rtol=1e-4, atol=1e-6)
     assert found.shape == (5, 8)

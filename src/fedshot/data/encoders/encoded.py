@@ -57,7 +57,7 @@ def features_of(x: Block, encoder: LoadedEncoder) -> Iterator[Features]:
         try:
             for start in range(0, len(x), BLOCK):
                 block = x[start : start + BLOCK]
-                inputs = encoder.prepare(block)
+                inputs = encoder.network.prepare(block)
                 running.append(pool.submit(encoder.forward, inputs, len(block)))
                 if len(running) > workers:
                     yield running.popleft().result()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedshot.core.errors import ConfigError
 from fedshot.data.dataset import Kind, Pixels
-from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, hash_weights
+from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, Network, hash_weights
 
 MODULES = "FEDSHOT_ENCODERS"
 
@@ -59,8 +59,8 @@ class ModuleEncoder(EncoderOptions):
         options = self.recorded({"weights": hash_weights(module)})
         object.__setattr__(options, "held", self.held)
         if kind == "images":
-            return LoadedEncoder(options, module, _tensor, device)
-        return LoadedEncoder(options, module, list, device, parallel=False)
+            return LoadedEncoder(options, lambda: Network(module, _tensor), device)
+        return LoadedEncoder(options, lambda: Network(module, list), device, parallel=False)
 
     def _module(self) -> nn.Module:
         if self.held is not None:
