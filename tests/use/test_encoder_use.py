@@ -91,7 +91,7 @@ def test_the_commands_use_the_encoder_of_the_run(
 ) -> None:
     (tmp_path / "net_of_mine.py").write_text(NET)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("FEDSHOT_ENCODERS", "net_of_mine")
+    monkeypatch.setenv("FEDSHOT_PLUGINS", "net_of_mine")
     encoder = {"name": "module", "factory": "net_of_mine:make", "args": {"width": 6}}
     model = TRAINED["model"] | {"encoder": encoder}
     out = tmp_path / "run"
@@ -118,6 +118,6 @@ def test_the_commands_use_the_encoder_of_the_run(
     assert "examples of 3 features" in said
     assert "features of the encoder 'module', hash " in said
     assert (tmp_path / "show" / "digits-classes.png").exists()
-    monkeypatch.delenv("FEDSHOT_ENCODERS")
+    monkeypatch.delenv("FEDSHOT_PLUGINS")
     assert main(["predict", "--run", str(out), *paths]) == 2
-    assert "set FEDSHOT_ENCODERS=net_of_mine" in capsys.readouterr().err
+    assert "set FEDSHOT_PLUGINS=net_of_mine" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -14,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedshot.core import plugins
 from fedshot.core.errors import ConfigError
 from fedshot.data.dataset import Kind, Pixels
 from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, Network, hash_weights
-
-MODULES = "FEDSHOT_ENCODERS"
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class ModuleEncoder(EncoderOptions):
 
     Args:
         factory: "package.module:function", which returns the module. It runs only if the
-            environment variable FEDSHOT_ENCODERS names the Python module, since a configuration
+            environment variable FEDSHOT_PLUGINS names the Python module, since a configuration
             alone must not run code. null: the module was passed in Python.
         args: keyword arguments of the factory.
     """
@@ -76,10 +74,10 @@ class ModuleEncoder(EncoderOptions):
             raise ConfigError(
                 f"model.encoder.factory is {self.factory!r}; expected 'package.module:function'."
             )
-        if where not in os.environ.get(MODULES, "").split(","):
+        if where not in plugins.modules():
             raise ConfigError(
                 f"model.encoder.factory names code of the module {where!r}, which only you can "
-                f"allow to run. If you trust it, set {MODULES}={where}."
+                f"allow to run. If you trust it, set {plugins.VARIABLE}={where}."
             )
         try:
             factory = getattr(importlib.import_module(where), name)

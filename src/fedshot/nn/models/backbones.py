@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal, Protocol, runtime_checkable
@@ -12,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.plugins import T, registering
 from fedshot.core.ranges import Width
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -277,3 +279,12 @@ BACKBONES: dict[str, type[Backbone]] = {
     "gru": GRU,
     "bilstm": BiLSTM,
 }
+
+
+def register(name: str) -> Callable[[T], T]:
+    """Register a class as a backbone in this process, so that configurations can name it.
+
+    This is a class decorator. Raises ConfigError if the class is not a `Backbone`, or
+    if another class has the name.
+    """
+    return registering(BACKBONES, Backbone, name)
