@@ -48,7 +48,7 @@ _WITHOUT_METHODS = {
     ("data", "list"), ("data", "get"), ("data", "check"), ("flower", "keys"), ("flower", "server"),
     ("status", None), ("compare", None),
 }  # fmt: skip
-"""Commands that need no method, for which the files in FEDSHOT_METHODS and the plugins are not loaded."""
+"""Commands for which the files of FEDSHOT_METHODS and the plugins are not loaded."""
 
 _EXTRAS = {
     "completion": "completion", "report": "reports", "reproduce": "reports", "sweep": "reports"
