@@ -39,8 +39,8 @@ class InTheLoop:
     def __init__(self, raw: Dataset, encoder: LoadedEncoder) -> None:
         self.raw, self.encoder = raw, encoder
 
-    def __call__(self, dataset: Dataset, rows: Ints) -> torch.Tensor:
-        """Return features [n, d] of rows of the dataset."""
+    def __call__(self, _: Dataset, rows: Ints) -> torch.Tensor:
+        """Return features [n, d] of rows of a dataset."""
         x = self.raw.x
         block = (
             tuple(x.texts[i] for i in rows) if isinstance(x, RawTexts) else self.raw.pixels[rows]

@@ -121,3 +121,41 @@ def test_the_commands_use_the_encoder_of_the_run(
     monkeypatch.delenv("FEDSHOT_PLUGINS")
     assert main(["predict", "--run", str(out), *paths]) == 2
     assert "set FEDSHOT_PLUGINS=net_of_mine" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_pictures_with_a_vit_from_training_to_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands of docs/encoder.md; the exported layers give what the run's own give."""
+    transformers = pytest.importorskip("transformers", reason="no extra `encoders`")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="no extra `onnx`")
+    monkeypatch.chdir(tmp_path)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.ViTConfig(num_hidden_layers=1, image_size=32, patch_size=8, **sizes)
+    transformers.ViTModel(config, add_pooling_layer=False).save_pretrained("vit")
+    size = {"height": 32, "width": 32}
+    transformers.ViTImageProcessorPil(size=size).save_pretrained("vit")
+    rng = np.random.default_rng(0)
+    for name in "abcdefghij":
+        base = rng.integers(0, 256, 3)
+        for i in range(12):
+            picture = np.clip(base + rng.normal(0, 20, (40, 48, 3)), 0, 255).astype(np.uint8)
+            for folder in (["pictures", name], ["examples", name], ["new"])[: 3 if i == 0 else 1]:
+                Path(*folder).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(picture).save(Path(*folder) / f"{name}{i}.png")
+    words = "run --name pictures --data folder --data.path pictures --split.random [6,2,2]"
+    few = "--partition.clients 2 --run.rounds 2 --episode.way 2 --test.way 2 --test.episodes 5"
+    encoder = "--model.encoder.name transformers --model.encoder.path vit"
+    assert not main(f"{words} {few} --episode.query 3 --test.query 3 --method fl_proto "
+                    f"--model.backbone adapter {encoder}".split())  # fmt: skip
+    capsys.readouterr()
+    assert not main(
+        ["predict", "--run", "runs/pictures", "--support", "examples", "--query", "new", "--quiet"]
+    )
+    rows = [line.split(",")[:2] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows == [[f"{name}0.png", name] for name in "abcdefghij"]
+    assert not main(["export", "--run", "runs/pictures", "--to", "onnx"])
+    session = onnxruntime.InferenceSession("runs/pictures/export/encoder.onnx")
+    h = rng.normal(size=(4, 16)).astype(np.float32)
+    assert session.run(None, {"examples": h})[0].shape == (4, 16)
