@@ -133,11 +133,11 @@ def fedshot(tmp_path: Path) -> Run:
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
 
     def run(*words: str, plugin: bool = True) -> subprocess.CompletedProcess[str]:
-        named = {plugins.VARIABLE: "my_parts"} if plugin else {}
+        env = os.environ | {"PYTHONPATH": path} | ({plugins.VARIABLE: "my_parts"} if plugin else {})
+        command = [sys.executable, "-m", "fedshot", *words]
         return subprocess.run(
-            [sys.executable, "-m", "fedshot", *words],
-            env=os.environ | {"PYTHONPATH": path} | named, cwd=tmp_path, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
 
     return run
 
