@@ -10,12 +10,12 @@ import pytest
 from sklearn.neighbors import NearestCentroid
 
 from fedshot.config.load import Config
-from fedshot.recipes.cell_worker import pixels
+from fedshot.recipes.cell_worker import class_means as measured
 from fedshot.recipes.reading import read
 from fedshot.recipes.results import Results
 from fedshot.recipes.results_page import pages
 from fedshot.recipes.runner import State
-from fedshot.recipes.tables import as_text, raw_pixels
+from fedshot.recipes.tables import as_text, class_means
 from fedshot.runs.prepare import PreparedRun
 from recipes.test_recipes import changed, facts
 from system.runs import OWN, SMALL, merged
@@ -40,7 +40,7 @@ def test_the_floor_is_the_nearest_centroid_of_scikit_learn(change: dict[str, Any
         one = NearestCentroid().fit(eval_episode.support_x.flatten(1), eval_episode.support_y)
         said = one.predict(eval_episode.query_x.flatten(1).numpy())
         right.append(float(np.mean(said == prepared.test.labels(u).numpy())))
-    found = pixels(prepared, {})
+    found = measured(prepared, {})["pixels"]
     assert found["accuracy"] == pytest.approx(np.mean(right), abs=1e-12)
     assert found["interval"] > 0
 
@@ -57,7 +57,7 @@ def test_a_table_and_the_page_tell_it_once_for_each_column(tmp_path: Path) -> No
             told = {"pixels": {}} if cell.column.key == "one" else {}  # finished before, or texts
         states.append(State(cell, result=kept.add(cell, "paper", None, 0, facts() | told)))
     line = "Raw pixels, nearest class mean, on the same test: "
-    (found,) = raw_pixels(states)
+    (found,) = class_means(states)
     assert found.startswith(line)
     assert found.count("50.00 ± 1.00") == found.count("62.50 ± 1.00") == 1
     assert line in as_text(recipe, "paper", states, width=300)
@@ -67,4 +67,4 @@ def test_a_table_and_the_page_tell_it_once_for_each_column(tmp_path: Path) -> No
 def test_a_table_of_texts_has_none(tmp_path: Path) -> None:
     (cell, *_) = read("t", changed()).cells("paper")
     result = Results(tmp_path).add(cell, "paper", None, 0, facts() | {"pixels": {}})
-    assert raw_pixels([State(cell, result=result), State(cell)]) == []
+    assert class_means([State(cell, result=result), State(cell)]) == []

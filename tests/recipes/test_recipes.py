@@ -37,6 +37,8 @@ EXPECTED = {
     "f2l-fig4-huffpost",
     "f2l-fig6-5shot",
     "f2l-fig6-huffpost",
+    "encoder-20news",
+    "encoder-huffpost",
     "f2l-official",
     "f2l-readings",
     "pfedfsl-steps",

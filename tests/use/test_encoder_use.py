@@ -48,7 +48,7 @@ def test_an_exported_program_holds_the_frozen_module(hidden: list[int], tmp_path
     session = onnxruntime.InferenceSession(tmp_path / "out" / "encoder.onnx")
     x = Digits().load(None).pixels[:5]
     (found,) = session.run(None, {"examples": x})
-    h = torch.from_numpy(run.encoder.forward(run.encoder.prepare(x), 5))
+    h = torch.from_numpy(run.encoder.forward(run.encoder.network.prepare(x), 5))
     if not hidden:
         np.testing.assert_allclose(found, h, rtol=1e-4, atol=1e-6)
     assert found.shape == (5, 8)
@@ -91,7 +91,7 @@ def test_the_commands_use_the_encoder_of_the_run(
 ) -> None:
     (tmp_path / "net_of_mine.py").write_text(NET)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("FEDSHOT_ENCODERS", "net_of_mine")
+    monkeypatch.setenv("FEDSHOT_PLUGINS", "net_of_mine")
     encoder = {"name": "module", "factory": "net_of_mine:make", "args": {"width": 6}}
     model = TRAINED["model"] | {"encoder": encoder}
     out = tmp_path / "run"
@@ -118,6 +118,44 @@ def test_the_commands_use_the_encoder_of_the_run(
     assert "examples of 3 features" in said
     assert "features of the encoder 'module', hash " in said
     assert (tmp_path / "show" / "digits-classes.png").exists()
-    monkeypatch.delenv("FEDSHOT_ENCODERS")
+    monkeypatch.delenv("FEDSHOT_PLUGINS")
     assert main(["predict", "--run", str(out), *paths]) == 2
-    assert "set FEDSHOT_ENCODERS=net_of_mine" in capsys.readouterr().err
+    assert "set FEDSHOT_PLUGINS=net_of_mine" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_pictures_with_a_vit_from_training_to_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands of docs/encoder.md; the exported layers give what the run's own give."""
+    transformers = pytest.importorskip("transformers", reason="no extra `encoders`")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="no extra `onnx`")
+    monkeypatch.chdir(tmp_path)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.ViTConfig(num_hidden_layers=1, image_size=32, patch_size=8, **sizes)
+    transformers.ViTModel(config, add_pooling_layer=False).save_pretrained("vit")
+    size = {"height": 32, "width": 32}
+    transformers.ViTImageProcessorPil(size=size).save_pretrained("vit")
+    rng = np.random.default_rng(0)
+    for name in "abcdefghij":
+        base = rng.integers(0, 256, 3)
+        for i in range(12):
+            picture = np.clip(base + rng.normal(0, 20, (40, 48, 3)), 0, 255).astype(np.uint8)
+            for folder in (["pictures", name], ["examples", name], ["new"])[: 3 if i == 0 else 1]:
+                Path(*folder).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(picture).save(Path(*folder) / f"{name}{i}.png")
+    words = "run --name pictures --data folder --data.path pictures --split.random [6,2,2]"
+    few = "--partition.clients 2 --run.rounds 2 --episode.way 2 --test.way 2 --test.episodes 5"
+    encoder = "--model.encoder.name transformers --model.encoder.path vit"
+    assert not main(f"{words} {few} --episode.query 3 --test.query 3 --method fl_proto "
+                    f"--model.backbone adapter {encoder}".split())  # fmt: skip
+    capsys.readouterr()
+    assert not main(
+        ["predict", "--run", "runs/pictures", "--support", "examples", "--query", "new", "--quiet"]
+    )
+    rows = [line.split(",")[:2] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows == [[f"{name}0.png", name] for name in "abcdefghij"]
+    assert not main(["export", "--run", "runs/pictures", "--to", "onnx"])
+    session = onnxruntime.InferenceSession("runs/pictures/export/encoder.onnx")
+    h = rng.normal(size=(4, 16)).astype(np.float32)
+    assert session.run(None, {"examples": h})[0].shape == (4, 16)

@@ -18,9 +18,9 @@ from data.encoders.test_module import SMALL, WORDS
 from fedshot.cli.main import main
 from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError
+from fedshot.core.plugins import VARIABLE
 from fedshot.data.sources.digits import Digits
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.user_modules import MODULES
 from fedshot.runs.checkpoint import Checkpoints
 from fedshot.runs.prepare import PreparedRun
 from fedshot.use.exporting import export
@@ -62,9 +62,9 @@ def test_code_that_a_configuration_names_is_not_run_unasked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = Config.of(TRAINED | {"model": {"backbone": VIT}})
-    with pytest.raises(ConfigError, match=rf"model.backbone.factory .* set {MODULES}=nn.models"):
+    with pytest.raises(ConfigError, match=rf"model.backbone.factory .* set {VARIABLE}=nn.models"):
         config.model.build(Digits().load(None))  # as a node does when a server announces a run
-    monkeypatch.setenv(MODULES, "nn.models.user_nets")
+    monkeypatch.setenv(VARIABLE, "nn.models.user_nets")
     assert config.model.build(Digits().load(None)).out_features == 6
     digest = PreparedRun(config).config.settings["model"]["backbone"]["digest"]
     other = {**VIT, "args": {"seed": 1}, "digest": digest}
@@ -76,7 +76,7 @@ def test_code_that_a_configuration_names_is_not_run_unasked(
 def test_an_interrupted_run_goes_on_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(MODULES, "nn.models.user_nets")
+    monkeypatch.setenv(VARIABLE, "nn.models.user_nets")
     settings = TRAINED | {"model": {"backbone": VIT}}
     for name, rounds in (("whole", [2]), ("parts", [1, 2])):
         for n in rounds:
@@ -94,7 +94,7 @@ def test_the_commands_use_the_module_of_the_run(
     pytest.importorskip("peft", reason="the extra `encoders` is not installed")
     import onnxruntime
 
-    monkeypatch.setenv(MODULES, "nn.models.user_nets")
+    monkeypatch.setenv(VARIABLE, "nn.models.user_nets")
     out = tmp_path / "run"
     backbone = VIT | {"tune": "lora", "rank": 2}
     fs.train(TRAINED | {"model": {"backbone": backbone}}, out=out, progress=False)
@@ -119,9 +119,9 @@ def test_the_commands_use_the_module_of_the_run(
     session = onnxruntime.InferenceSession(tmp_path / "out" / "encoder.onnx")
     (features,) = session.run(None, {"examples": digits.pixels[:5]})
     assert features.shape == (5, 6)
-    monkeypatch.delenv(MODULES)
+    monkeypatch.delenv(VARIABLE)
     assert main(["predict", "--run", str(out), *paths]) == 2
-    assert f"set {MODULES}=nn.models.user_nets" in capsys.readouterr().err
+    assert f"set {VARIABLE}=nn.models.user_nets" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ _WITHOUT_METHODS = {
     ("data", "list"), ("data", "get"), ("data", "check"), ("flower", "keys"), ("flower", "server"),
     ("status", None), ("compare", None),
 }  # fmt: skip
-"""Commands that need no method, for which the files in FEDSHOT_METHODS are not loaded."""
+"""Commands for which the files of FEDSHOT_METHODS and the plugins are not loaded."""
 
 _EXTRAS = {
     "completion": "completion", "report": "reports", "reproduce": "reports", "sweep": "reports"
@@ -86,12 +86,7 @@ def _run(words: list[str]) -> int:
         if rest and not options.takes_settings:
             raise ConfigError(_not_taken(options, rest))
         options.settings = rest
-        files = os.environ.get("FEDSHOT_METHODS")
-        asked = options.command, getattr(options, "action", None)
-        if (files or "fedshot.methods.registry" in sys.modules) and asked not in _WITHOUT_METHODS:
-            if files and not getattr(options, "quiet", False):
-                tell(f"FEDSHOT_METHODS: loading {files}, whose code runs in this process")
-            importlib.import_module("fedshot.methods.user_methods").load()
+        _load_code_of_the_user(options)
         if options.command == "resume" and _on_nodes(options.folder):
             options.module = "flower"
         _require_extra(options)
@@ -112,6 +107,19 @@ def _run(words: list[str]) -> int:
     finally:
         for number, usual in _SIGNALS.items():
             _replace_handler(number, shutdown.stop, usual)
+
+
+def _load_code_of_the_user(options: argparse.Namespace) -> None:
+    """Load the methods and plugins that the environment names, if the command may need them."""
+    if (options.command, getattr(options, "action", None)) in _WITHOUT_METHODS:
+        return
+    for name, verb in (("FEDSHOT_METHODS", "loading"), ("FEDSHOT_PLUGINS", "importing")):
+        if (named := os.environ.get(name)) and not getattr(options, "quiet", False):
+            tell(f"{name}: {verb} {named}, whose code runs in this process")
+    if os.environ.get("FEDSHOT_METHODS") or "fedshot.methods.registry" in sys.modules:
+        importlib.import_module("fedshot.methods.user_methods").load()
+    if os.environ.get("FEDSHOT_PLUGINS"):
+        importlib.import_module("fedshot.config.registry").load_plugins()
 
 
 def _require_extra(options: argparse.Namespace) -> None:

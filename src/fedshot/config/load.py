@@ -29,6 +29,7 @@ from fedshot.config.registry import (
     OPTIONAL,
     SECTIONS,
     is_text,
+    load_plugins,
     long,
     unknown_option,
     written_out,
@@ -38,6 +39,7 @@ from fedshot.config.settings import Settings
 from fedshot.config.validation import built, checked, value_of, with_option_path
 from fedshot.core import storage
 from fedshot.core.errors import ConfigError, as_path, nearest
+from fedshot.core.plugins import VARIABLE
 from fedshot.data.class_split import SplitOptions
 from fedshot.data.dataset import Dataset
 from fedshot.data.encoders.frozen import EncoderOptions
@@ -55,6 +57,7 @@ from fedshot.nn.models.backbones import Backbone
 from fedshot.nn.models.model import Model
 from fedshot.protocol.method import Method
 
+_CLOSED = ("model.head", "model.encoder")  # without components of plugins
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -309,6 +312,7 @@ def _plain(cls: type[Any], path: str, part: Any) -> Settings:
 
 def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Validate a tree of settings; return the fields of a `Config` for it."""
+    load_plugins()
     tree = _nested(settings)
     name = value_of("name", str, tree.pop("name", "run"))
     if not _NAME.fullmatch(name):
@@ -401,11 +405,11 @@ def _take_kind(tree: Settings, path: str) -> tuple[str, Settings]:
     kind = value.pop("name", default)
     valid = [*kinds, NONE] if path in OPTIONAL else [*kinds]
     if kind not in valid:
-        own = (
-            " (To use a method of your own, register it in this program, or name its file: "
-            f"{FILES}=my_method.py.)"
+        known = (
+            f"file: {FILES}=my_method.py" if path == "method" else f"module: {VARIABLE}=my_module"
         )
-        hint = nearest(str(kind), valid) + (own if path == "method" else "")
+        own = " (One of your own is known to the program that registers it, and elsewhere by its "
+        hint = nearest(str(kind), valid) + (f"{own}{known}.)" if path not in _CLOSED else "")
         raise ConfigError(f"{path}.name is {kind!r}. {hint}")
     if kind == NONE and path in OPTIONAL and value:
         raise ConfigError(f"{path}.name is 'none', which has no options; got {value}.")

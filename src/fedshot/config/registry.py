@@ -15,22 +15,23 @@ from fedshot.config import settings as trees
 from fedshot.config.options import Option, nearest_options, options_of, takes_text
 from fedshot.config.schema import ModelOptions, RunOptions
 from fedshot.config.settings import Settings
+from fedshot.core import plugins
 from fedshot.data.class_split import SplitOptions
 from fedshot.data.encoders.registry import ENCODERS
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.data.partitions.registry import PARTITIONS
-from fedshot.data.sources.registry import SOURCES
+from fedshot.data.partitions import registry as partitions
+from fedshot.data.sources import registry as sources
 from fedshot.evaluation.episodic_test import TestOptions
 from fedshot.methods.registry import METHODS
 from fedshot.methods.removed_options import REMOVED
 from fedshot.nn.heads import HEADS
-from fedshot.nn.models.backbones import BACKBONES
+from fedshot.nn.models import backbones
 
 # The components at each key path: their dataclasses by name, and the default name.
 KINDS: dict[str, tuple[Mapping[str, type[Any]], str]] = {
-    "data": (SOURCES, "digits"),
-    "partition": (PARTITIONS, "iid"),
-    "model.backbone": (BACKBONES, "conv4"),
+    "data": (sources.SOURCES, "digits"),
+    "partition": (partitions.PARTITIONS, "iid"),
+    "model.backbone": (backbones.BACKBONES, "conv4"),
     "model.head": (HEADS, "linear"),
     "model.encoder": (ENCODERS, "none"),
     "method": (METHODS, "fl_proto"),
@@ -42,6 +43,11 @@ SECTIONS: dict[str, type[Any]] = {
     "run": RunOptions,
     "test": TestOptions,
 }
+_PLUGINS = {  # group of entry points -> how its classes are registered
+    "fedshot.backbones": backbones.register,
+    "fedshot.sources": sources.register,
+    "fedshot.partitions": partitions.register,
+}
 NONE = "none"  # no component at a key path of OPTIONAL
 OPTIONAL = ("model.head", "model.encoder")
 # Renamed options: old key path, new key path, and the values that were renamed with the option.
@@ -51,6 +57,23 @@ _RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
     "method.moments": ("method.optimizer_state", {"fresh": "reset", "kept": "keep"}),
     "run.unable": ("run.infeasible_clients", {}),
 }
+
+
+@cache
+def load_plugins() -> None:
+    """Load the plugins of this process once. Raises ConfigError as `plugins.load` does."""
+    plugins.load(_PLUGINS)
+
+
+def plugins_in(settings: Settings) -> dict[str, str]:
+    """Return the classes of plugins that the settings choose, as "module:class" by key path."""
+    chosen = {path: kinds.get(str(trees.at(settings, f"{path}.name")))
+              for path, (kinds, _) in KINDS.items() if path != "method"}  # fmt: skip
+    return {
+        path: f"{cls.__module__}:{cls.__qualname__}"
+        for path, cls in chosen.items()
+        if cls is not None and not cls.__module__.startswith("fedshot.")
+    }
 
 
 def long(path: str, value: Any) -> Any:
@@ -185,6 +208,7 @@ def _options_for(chosen: tuple[tuple[str, str, type[Any]], ...]) -> tuple[Option
 
 def every_option() -> Iterator[Option]:
     """Yield the options of all sections and components; a key path may occur several times."""
+    load_plugins()
     yield from all_options({})
     for path, (kinds, _) in KINDS.items():
         for kind in kinds:

@@ -1,9 +1,9 @@
 """The methods, by the names they have in configurations and tables."""
 
-import inspect
 from typing import Any, TypeVar
 
 from fedshot.core.errors import ConfigError
+from fedshot.core.plugins import place
 from fedshot.methods.base.fedavg_probe import FedAvgProbe
 from fedshot.methods.base.fedbabu import FedBABU
 from fedshot.methods.base.fedmeta import FedMeta
@@ -103,15 +103,7 @@ def register(method: M) -> M:
         )
     if METHODS.setdefault(name, method) is not method:
         raise ConfigError(
-            f"two methods have the name {name!r}: {_place(METHODS[name])} and {_place(method)}. "
+            f"two methods have the name {name!r}: {place(METHODS[name])} and {place(method)}. "
             "Choose another `name` for one of them."
         )
     return method
-
-
-def _place(method: type[Any]) -> str:
-    try:
-        file, line = inspect.getsourcefile(method), inspect.getsourcelines(method)[1]
-    except (OSError, TypeError):  # in a notebook, say
-        return f"{method.__module__}.{method.__qualname__}"
-    return f"{method.__qualname__} ({file}, line {line})"

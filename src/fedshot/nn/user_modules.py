@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -12,9 +11,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from fedshot.core import plugins
 from fedshot.core.errors import ConfigError
-
-MODULES = "FEDSHOT_ENCODERS"
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class UserModule:
 
     Args:
         factory: "package.module:function", which returns the module. It runs only if the
-            environment variable FEDSHOT_ENCODERS names the Python module, since a configuration
+            environment variable FEDSHOT_PLUGINS names the Python module, since a configuration
             alone must not run code. null: the module was passed in Python.
         args: keyword arguments of the factory, which runs with torch's generator seeded by 0.
     """
@@ -71,10 +69,10 @@ class UserModule:
             raise ConfigError(
                 f"{self.option}.factory is {self.factory!r}; expected 'package.module:function'."
             )
-        if where not in os.environ.get(MODULES, "").split(","):
+        if where not in plugins.modules():
             raise ConfigError(
                 f"{self.option}.factory names code of the module {where!r}, which only you can "
-                f"allow to run. If you trust it, set {MODULES}={where}."
+                f"allow to run. If you trust it, set {plugins.VARIABLE}={where}."
             )
         try:
             factory = getattr(importlib.import_module(where), name)

@@ -19,7 +19,7 @@ from fedshot.config.load import Config
 from fedshot.core import records
 from fedshot.core.errors import DivergenceError, FedshotError
 from fedshot.evaluation.episodic_test import score
-from fedshot.evaluation.raw_baselines import PIXELS, pixel_logits
+from fedshot.evaluation.raw_baselines import FEATURES, PIXELS, feature_logits, pixel_logits
 from fedshot.methods import user_methods
 from fedshot.protocol.method import predict_at_server
 from fedshot.recipes import provenance
@@ -135,7 +135,7 @@ def _summary(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dic
         "test": found["test"],
         # Clients' own test episodes differ in their number of queries.
         "queries": 0 if prepared.own_tests else test.spec.max_way * test.query,
-        "pixels": pixels(prepared, found),
+        **class_means(prepared, found),
         "round": found["round"],
         "bytes_down": trained.meter.total("train", "down"),
         "bytes_up": trained.meter.total("train", "up"),
@@ -144,19 +144,26 @@ def _summary(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dic
     }
 
 
-def pixels(prepared: PreparedRun, result: Mapping[str, Any]) -> dict[str, float]:
-    """Return accuracy and interval of the raw-pixel baseline (nearest class mean).
+_CLASS_MEANS = {
+    "images": ("pixels", PIXELS, pixel_logits),
+    "features": ("features", FEATURES, feature_logits),
+}
 
-    Without images, return `{}`. Both are read from the run's `result` if it contains them, else
-    computed.
+
+def class_means(prepared: PreparedRun, result: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return accuracy and interval of nearest class means of raw pixels or of given features.
+
+    The key is "pixels" or "features"; texts have neither. Both are read from the run's `result` if
+    it contains them, else computed.
     """
-    if prepared.dataset.kind != "images":
+    if prepared.dataset.kind not in _CLASS_MEANS:
         return {}
-    if known := result.get("baselines", {}).get(PIXELS):
-        return {name: known[name] for name in ("accuracy", "interval")}
+    key, name, logits = _CLASS_MEANS[prepared.dataset.kind]
+    if known := result.get("baselines", {}).get(name):
+        return {key: {part: known[part] for part in ("accuracy", "interval")}}
     test = prepared.test
-    found = score(predict_at_server(pixel_logits, test.eval_episodes), test)
-    return {"accuracy": found.accuracy, "interval": found.interval}
+    found = score(predict_at_server(logits, test.eval_episodes), test)
+    return {key: {"accuracy": found.accuracy, "interval": found.interval}}
 
 
 def _finish(run: Experiment) -> None:

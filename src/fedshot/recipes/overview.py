@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 
+from fedshot.config.settings import Settings
 from fedshot.core.machine import cores
 from fedshot.core.text import count, duration
 from fedshot.data.sources.publishers import PUBLISHERS, published_size
@@ -48,7 +49,7 @@ def overview(
         total = seeds * sum(known) / at_once
     return Line(
         recipe.name, recipe.title, recipe.source,
-        "; ".join(_data(data, data_dir) for data in _datasets(recipe, budget)),
+        "; ".join(_data(one, data_dir) for one in _datasets(recipe, budget)),
         tuple(name for name in recipe.methods if name in METHODS),
         tuple(name for name in recipe.methods if name not in METHODS),
         len(ready), len(every), dict(Counter(filter(None, refused))), total,
@@ -87,19 +88,18 @@ def _time(line: Line) -> str:
     return text + (f"\nfor {line.cells - refused} of {line.cells}" if refused else "")
 
 
-def _datasets(recipe: Recipe, budget: str) -> list[str]:
-    """Return the distinct data options of all columns, as JSON."""
+def _datasets(recipe: Recipe, budget: str) -> list[Settings]:
+    """Return the settings of a cell of each dataset."""
     if not recipe.rows:
-        return [json.dumps(recipe.settings["data"], sort_keys=True)]
+        return [recipe.settings]
     cells = recipe.cells(budget, [f"{next(iter(recipe.rows))}/*"])
-    found = (json.dumps(cell.settings()["data"], sort_keys=True) for cell in cells)
-    return list(dict.fromkeys(found))
+    found = [cell.settings() for cell in cells]
+    return list({json.dumps(one["data"], sort_keys=True): one for one in found}.values())
 
 
-def _data(data: str, data_dir: str | None) -> str:
-    chosen = json.loads(data)
-    source = chosen["name"]
-    n, whole = examples(chosen, data_dir), published_size(source)
+def _data(settings: Settings, data_dir: str | None) -> str:
+    source = settings["data"]["name"]
+    n, whole = examples(settings, data_dir), published_size(source)
     if not n:
         return f"{source}: missing"
     if n == whole:

@@ -15,14 +15,13 @@ from fedshot.config.registry import defaults
 from fedshot.config.schema import not_honest
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.text import count
-from fedshot.data.files.places import find_data_dir
 from fedshot.data.sources.publishers import PUBLISHERS, published_size
 from fedshot.methods.registry import METHODS
 from fedshot.methods.user_methods import FILES
 from fedshot.recipes.provenance import kinds, versions
 from fedshot.recipes.recipe import Cell
 from fedshot.recipes.results import CellResult, split
-from fedshot.runs.prepare import PreparedRun
+from fedshot.runs.prepare import PreparedRun, data_digest, read_examples
 
 _NOT_COMPARED = ("name", "seed", "run.rounds", "run.threads", "run.validate_every")
 
@@ -48,7 +47,7 @@ def check_cell(cell: Cell, data_dir: str | None) -> tuple[Obstacle | None, dict[
         return Obstacle("no method", reason), None
     try:
         config = Config.of(cell.settings())
-        config.data.load(find_data_dir(data_dir))
+        read_examples(config, data_dir)
     except DataError as error:
         return Obstacle("no data", str(error)), None
     except ConfigError as error:
@@ -241,20 +240,34 @@ def comparable(results: Mapping[str, CellResult]) -> list[str]:
     return found
 
 
-def examples(data: Any, data_dir: str | None) -> int:
-    """Return the number of examples of a dataset; 0 if the data are missing."""
-    return _loaded(json.dumps(data, sort_keys=True), data_dir)[0]
+def examples(settings: Mapping[str, Any], data_dir: str | None) -> int:
+    """Return the number of examples of the settings' dataset; 0 if the data are missing."""
+    return _examples(_data_of(settings), data_dir)
 
 
-def digest(data: Any, data_dir: str | None) -> str | None:
-    """Return the hash of a dataset; None if the data are missing."""
-    return _loaded(json.dumps(data, sort_keys=True), data_dir)[1]
+def digest(settings: Mapping[str, Any], data_dir: str | None) -> str | None:
+    """Return the hash of the settings' dataset; None if the data or the encoder are missing."""
+    return _digest(_data_of(settings), data_dir)
+
+
+def _data_of(settings: Mapping[str, Any]) -> str:
+    """Return the settings of the data and of a frozen encoder, as JSON."""
+    encoder = trees.at(settings, "model.encoder")
+    part = {"model": {"encoder": encoder}} if encoder else {}
+    return json.dumps({"data": settings["data"], **part}, sort_keys=True)
 
 
 @cache  # each dataset is loaded once
-def _loaded(data: str, data_dir: str | None) -> tuple[int, str | None]:
+def _examples(settings: str, data_dir: str | None) -> int:
     try:
-        found = Config.of({"data": json.loads(data)}).data.load(find_data_dir(data_dir))
+        return len(read_examples(Config.of(json.loads(settings)), data_dir))
     except (DataError, ConfigError):
-        return 0, None
-    return len(found), found.digest
+        return 0
+
+
+@cache
+def _digest(settings: str, data_dir: str | None) -> str | None:
+    try:
+        return data_digest(Config.of(json.loads(settings)), data_dir)
+    except (DataError, ConfigError):
+        return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 from fedshot.config import settings as trees
 from fedshot.config.registry import layered, long, written_out
 from fedshot.core.errors import ConfigError, nearest
-from fedshot.recipes.recipe import AGAINST, KINDS, ROW_MAY_SET, Budget, Column, Recipe, Row
+from fedshot.recipes.recipe import (
+    AGAINST,
+    KINDS,
+    ON_FEATURES,
+    ROW_MAY_SET,
+    Budget,
+    Column,
+    Recipe,
+    Row,
+)
 from fedshot.recipes.trials import is_space
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
@@ -73,14 +82,15 @@ def read(name: str, tree: Any) -> Recipe:
         if required not in parts:
             raise ConfigError(f"{what} has no {required}.")
     _check_layer(what, parts["settings"])
-    _check_places(f"{what}, tune", parts.get("tune", {}))
+    may = _row_may_set(parts["settings"])
+    _check_places(f"{what}, tune", parts.get("tune", {}), may)
     _check_spaces(what, parts)
     columns, rows, budgets = (_keyed(what, kind, parts) for kind in ("column", "row", "budget"))
     recipe = Recipe(name, **parts | {
         "settings": written_out(parts["settings"]),
         "columns": {key: _column(f"{what}, column {key}", key, one) for key, one in columns},
-        "rows": {key: _row(f"{what}, row {key}", key, one, len(columns)) for key, one in rows},
-        "budgets": {key: _budget(f"{what}, budget {key}", key, one) for key, one in budgets},
+        "rows": {key: _row(f"{what}, row {key}", key, one, len(columns), may) for key, one in rows},
+        "budgets": {key: _budget(f"{what}, budget {key}", key, one, may) for key, one in budgets},
     })  # fmt: skip
     _check_kind(recipe, parts)
     _check(recipe)
@@ -96,11 +106,11 @@ def joined(recipe: Recipe, tree: Any, origin: str) -> Recipe:
         raise ConfigError(
             f"{origin} adds rows to {recipe.name}, a picture without rows. Remove it."
         )
-    rows = dict(recipe.rows)
+    rows, may = dict(recipe.rows), _row_may_set(recipe.settings)
     for key, one in _keyed(origin, "row", {"rows": tree}):
         if key.casefold() in {held.casefold() for held in recipe.rows}:
             raise ConfigError(f"{origin}: {recipe.name} has a row {key!r}. Choose another key.")
-        made = _row(f"{origin}, row {key}", key, one, len(recipe.columns))
+        made = _row(f"{origin}, row {key}", key, one, len(recipe.columns), may)
         rows[key] = replace(made, own=True)
     added = replace(recipe, rows=rows)
     _check(added)
@@ -155,13 +165,14 @@ def _column(what: str, key: str, tree: Any) -> Column:
     return Column(key, **parts)
 
 
-def _budget(what: str, key: str, tree: Any) -> Budget:
+def _budget(what: str, key: str, tree: Any, may: Sequence[str]) -> Budget:
     parts = _checked(what, tree, _BUDGET)
     if "exchanges" not in parts:
         raise ConfigError(f"{what} has no exchanges, the number of communication rounds.")
     _check_layer(what, parts.get("settings", {}))
     for row, own in parts.get("rows", {}).items():
-        _check_places(f"{what}, row {row}", [place for place, _ in trees.flat(own)], searched=False)
+        places = [place for place, _ in trees.flat(own)]
+        _check_places(f"{what}, row {row}", places, may, searched=False)
         if not isinstance(own.get("method", {}), dict) or "name" in own.get("method", {}):
             raise ConfigError(
                 f"{what}, row {row} names a method, but a row is one method. Set only its options."
@@ -169,7 +180,7 @@ def _budget(what: str, key: str, tree: Any) -> Budget:
     return Budget(key, **parts)
 
 
-def _row(what: str, key: str, tree: Any, n: int) -> Row:
+def _row(what: str, key: str, tree: Any, n: int, may: Sequence[str]) -> Row:
     unknown = {"published": (None,) * n, "spread": (None,) * n}
     parts = {"label": key, "settings": {}} | unknown | _checked(what, tree, _ROW)
     _check_spaces(what, parts)
@@ -177,8 +188,9 @@ def _row(what: str, key: str, tree: Any, n: int) -> Row:
     if not isinstance(method.get("name") if isinstance(method, dict) else method, str):
         raise ConfigError(f"{what} names no method. Set settings.method.name.")
     parts["settings"] = parts["settings"] | {"method": long("method", method)}
-    _check_places(what, [place for place, _ in trees.flat(parts["settings"])], searched=False)
-    _check_places(what, parts.get("tune", {}))
+    places = [place for place, _ in trees.flat(parts["settings"])]
+    _check_places(what, places, may, searched=False)
+    _check_places(what, parts.get("tune", {}), may)
     if not len(parts["published"]) == len(parts["spread"]) == n:
         raise ConfigError(f"{what} has {len(parts['published'])} numbers for {n} columns.")
     return Row(key, **parts)
@@ -190,15 +202,22 @@ def _check_layer(what: str, settings: Mapping[str, Any]) -> None:
             raise ConfigError(f"{what} sets {place}, which differs between runs. Remove it.")
 
 
-def _check_places(what: str, places: Iterable[str], *, searched: bool = True) -> None:
+def _row_may_set(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    encoded = trees.at(settings, "model.encoder") is not None
+    return (*ROW_MAY_SET, ON_FEATURES) if encoded else ROW_MAY_SET
+
+
+def _check_places(
+    what: str, places: Iterable[str], may: Sequence[str], *, searched: bool = True
+) -> None:
     """Raise ConfigError for options that a row may not set or, if `searched`, may not tune."""
     for place in places:
-        if not any(f"{place}.".startswith(f"{may}.") for may in ROW_MAY_SET):
+        if not any(f"{place}.".startswith(f"{one}.") for one in may):
             raise ConfigError(
-                f"{what} sets {place}; a row may set only {', '.join(ROW_MAY_SET)}, so that all "
+                f"{what} sets {place}; a row may set only {', '.join(may)}, so that all "
                 "methods of a column are compared on equal terms."
             )
-        if searched and (place in ("method", "model.head") or place.endswith(".name")):
+        if searched and (place in ("method", "model.head", ON_FEATURES) or place.endswith(".name")):
             raise ConfigError(
                 f"{what} would search for {place}, but a row is one method. Add a row instead."
             )

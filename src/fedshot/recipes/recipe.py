@@ -22,6 +22,8 @@ from fedshot.core.errors import ConfigError, nearest
 
 ROW_MAY_SET = ("method", "model.head", "model.norm_policy", "episode.labels")
 """The settings that a row may change, because they belong to its method."""
+ON_FEATURES = "model.backbone"
+"""What a row may change, too, if a frozen encoder computes the features of all rows."""
 Kind = Literal["table", "curve", "sweep", "plane", "picture"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _DATASET = ("name", "variant", "path", "config", "part")  # options that select the dataset

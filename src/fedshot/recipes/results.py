@@ -49,7 +49,7 @@ class _CellData(TypedDict):
     published: Whole | None
 
 
-class _Pixels(TypedDict):
+class _ClassMeans(TypedDict):
     accuracy: Share
     interval: HalfWidth
 
@@ -87,7 +87,8 @@ class _Seed(TypedDict):
     made: list[TrainedPart]
     answered: NotRequired[list[TrainedPart]]
     followed: NotRequired[str]
-    pixels: NotRequired[_Pixels | Annotated[dict[str, Any], Field(max_length=0)]]
+    features: NotRequired[_ClassMeans]
+    pixels: NotRequired[_ClassMeans | Annotated[dict[str, Any], Field(max_length=0)]]
 
 
 def _checked_seed(one: _Seed) -> _Seed:

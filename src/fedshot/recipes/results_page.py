@@ -30,7 +30,7 @@ from fedshot.recipes.plots import published_and_ours, swept, with_learning_curve
 from fedshot.recipes.recipe import AGAINST, Recipe
 from fedshot.recipes.results import CellResult, Results, command, row_of, validation_curve
 from fedshot.recipes.runner import State, current
-from fedshot.recipes.tables import Marks, difference, measure, ours, published, raw_pixels, unfair
+from fedshot.recipes.tables import Marks, class_means, difference, measure, ours, published, unfair
 from fedshot.reports.markup import plain, render_markdown
 from fedshot.reports.significance import compare
 
@@ -265,7 +265,7 @@ def _section(table: _Table, figures: str, linked: bool) -> dict[str, Any]:
         "own": bool(own),
         "notes": letters.notes(),
         "unfair": unfair(states),
-        "pixels": raw_pixels(states),
+        "class_means": class_means(states),
         "figures": _figures(recipe, table.variant, states, figures),
         "commands": [Markup(text) for text in _commands(recipe, states)],
         "made": _made(states),
@@ -389,7 +389,7 @@ def _cell(table: _Table, state: State, results: str) -> str:
         ours=ours(state),
         published=published(state),
         difference=difference(state),
-        pixels=raw_pixels([state]),
+        class_means=class_means([state]),
         command=Markup(result.command()),
         made=_made([state]),
         seeds=[_seed(n, one) for n, one in sorted(result.seeds.items())],

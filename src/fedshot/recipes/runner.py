@@ -119,7 +119,7 @@ class RecipeRunner:
                 state.obstacle, state.facts = check_cell(state.cell, self.request.data_dir)
                 here = state.facts["data"]["digest"] if state.facts else None
             else:
-                here = digest(state.cell.settings()["data"], self.request.data_dir)
+                here = digest(state.cell.settings(), self.request.data_dir)
             _check_same_data(state, here)
         for row in self._rows() if self.request.tune else ():
             self._check_search(row)

@@ -47,7 +47,7 @@ def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
     """Return the table of a recipe's cells."""
     letters = Marks()
     rows = [(state, cells(state, letters)) for state in states]
-    caption = [f"{printable(measure(recipe, states))}.", *_data(states), *raw_pixels(states)]
+    caption = [f"{printable(measure(recipe, states))}.", *_data(states), *class_means(states)]
     caption += [*letters.notes(), *unfair(states)]
     title = f"{printable(recipe.title_of(state.cell for state in states))}, budget "
     title += variant.replace("-tune", ", trials ")
@@ -135,19 +135,21 @@ def _data(states: Sequence[State]) -> list[str]:
     return [f"Data: {'; '.join(texts)}."] if texts else []
 
 
-def raw_pixels(states: Sequence[State]) -> list[str]:
-    """Return a line with each column's raw-pixel baseline, in a list; [] if no cell has one."""
-    texts = [
-        f"{printable(state.cell.column.label)} {percent(held['accuracy'], held['interval'])}"
-        for state in states
-        if state.result
-        for one in state.result.seeds.values()
-        if (held := one.get("pixels"))
-    ]
-    texts = list(dict.fromkeys(texts))  # all seeds and rows of a column have the same test
-    return (
-        [f"Raw pixels, nearest class mean, on the same test: {'; '.join(texts)}."] if texts else []
-    )
+def class_means(states: Sequence[State]) -> list[str]:
+    """Return a line with the class means of pixels or given features in each column, if known."""
+    lines = []
+    for key, name in (("pixels", "Raw pixels"), ("features", "Given features")):
+        texts = [
+            f"{printable(state.cell.column.label)} {percent(held['accuracy'], held['interval'])}"
+            for state in states
+            if state.result
+            for one in state.result.seeds.values()
+            if (held := one.get(key))
+        ]
+        texts = list(dict.fromkeys(texts))  # all seeds and rows of a column have the same test
+        if texts:
+            lines.append(f"{name}, nearest class mean, on the same test: {'; '.join(texts)}.")
+    return lines
 
 
 def unfair(states: Sequence[State]) -> list[str]:

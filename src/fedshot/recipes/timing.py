@@ -64,7 +64,7 @@ def measure(cell: Cell, data_dir: str | None) -> dict[str, Any]:
             trained.evaluate(prepared.test)
             test = time.perf_counter() - start
     except FedshotError as error:
-        return {"refused": str(error), "examples": examples(cell.settings()["data"], data_dir)}
+        return {"refused": str(error), "examples": examples(cell.settings(), data_dir)}
     update = rounds[-1].seconds / (prepared.config.run.cohort or len(prepared.clients))
     return {
         "step": update / steps(settings),
@@ -115,10 +115,10 @@ def refused(cell: Cell, data_dir: str | None) -> str | None:
 
     Either the data are missing, or `measure` failed earlier with the same number of examples.
     """
-    data = cell.settings()["data"]
-    present = examples(data, data_dir)
+    settings = cell.settings()
+    present = examples(settings, data_dir)
     if not present:
-        return f"no data: {data['name']}"
+        return f"no data: {settings['data']['name']}"
     found = _held().get(key(cell), {})
     reason: str | None = found.get("refused") if found.get("examples") == present else None
     return reason

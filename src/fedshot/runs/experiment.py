@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from fedshot import __version__
 from fedshot.config.load import Config
-from fedshot.config.registry import difference, is_diagnostic
+from fedshot.config.registry import difference, is_diagnostic, plugins_in
 from fedshot.config.schema import RunOptions, not_honest
 from fedshot.core import tree
 from fedshot.core.devices import described
@@ -366,12 +366,14 @@ class Experiment:
 
     @property
     def _environment(self) -> dict[str, Any]:
-        """Facts that depend on the run, not the machine: threads, fleet, devices, method file."""
+        """Facts that depend on the run, not the machine: threads, fleet, devices, plugins, etc."""
         run = self.config.run
         mine: dict[str, Any] = {"intra_op_threads": run.threads, "fleet": run.fleet}
         if run.device != "cpu":
             mine |= {"devices": described(run.devices), "tf32": run.tf32,
                      "deterministic": run.deterministic}  # fmt: skip
+        if found := plugins_in(self.config.settings):
+            mine["plugins"] = found
         return mine | own.noted(self.config.settings["method"]["name"])
 
     def _best_so_far(self) -> ValidationResult | None:

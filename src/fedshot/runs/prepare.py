@@ -17,7 +17,8 @@ from fedshot.core.seeds import Key
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.copies import Copies
 from fedshot.data.dataset import Dataset, Ints
-from fedshot.data.encoders.encoded import encoded
+from fedshot.data.encoders.encoded import encoded, encoded_digest
+from fedshot.data.encoders.frozen import LoadedEncoder
 from fedshot.data.encoders.module import held
 from fedshot.data.episodes.episode import Tasks
 from fedshot.data.episodes.row_split import RowSplit
@@ -47,12 +48,11 @@ def read_data(config: Config, data_dir: str | None = None) -> tuple[Config, Data
         DataError: the data are missing.
         ConfigError: the encoder cannot be loaded, or does not fit the data.
     """
-    options, folder = config.model.encoder, find_data_dir(data_dir)
-    dataset = config.data.load(folder) if options is None else config.data.load_raw(folder)
+    options, dataset = config.model.encoder, read_examples(config, data_dir)
     if isinstance(config.data, InMemory):  # its hash may be unknown until now
         config = config.with_data(dataset)
     if options is not None:
-        encoder = options.load(dataset.kind, str(config.run.devices[0]))
+        encoder = _encoder(config, dataset, data_dir)
         return config.with_encoder(encoder.options), encoded(dataset, encoder)
     if dataset.kind == "raw text":
         raise ConfigError(
@@ -69,6 +69,34 @@ def with_modules(config: Config, encoder: Any, backbone: Any) -> Config:
     if backbone is not None:
         config = config.with_backbone(held_backbone(config.model.backbone, backbone))
     return config
+
+
+def read_examples(config: Config, data_dir: str | None) -> Dataset:
+    """Return the dataset, as an encoder gets it if there is one.
+
+    Raises DataError if it is missing.
+    """
+    folder = find_data_dir(data_dir)
+    return (
+        config.data.load(folder) if config.model.encoder is None else config.data.load_raw(folder)
+    )
+
+
+def data_digest(config: Config, data_dir: str | None) -> str:
+    """Return the hash of the dataset of `read_data`, without computing features.
+
+    Raises what `read_data` raises.
+    """
+    dataset = read_examples(config, data_dir)
+    if config.model.encoder is None:
+        return dataset.digest
+    return encoded_digest(dataset, _encoder(config, dataset, data_dir))
+
+
+def _encoder(config: Config, dataset: Dataset, data_dir: str | None) -> LoadedEncoder:
+    assert config.model.encoder is not None
+    device = str(config.run.devices[0])
+    return config.model.encoder.load(dataset.kind, device, find_data_dir(data_dir))
 
 
 class FederatedDataset:

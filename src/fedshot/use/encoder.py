@@ -147,7 +147,7 @@ def frozen_module(run: TrainedRun) -> nn.Module | None:
     is_module = isinstance(run.config.model.encoder, ModuleEncoder)
     if not is_module or run.dataset_info.example_kind != "images":
         return None
-    return deepcopy(run.encoder.module).cpu()
+    return deepcopy(run.encoder.network.module).cpu()
 
 
 def encoder_module(

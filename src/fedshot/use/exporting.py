@@ -215,7 +215,7 @@ def _own_features(
     first, then = test_modes(model)
     if isinstance(module, ImageEncoder):
         encoder, images = run.encoder, inputs[0].numpy()
-        inputs = (torch.from_numpy(encoder.forward(encoder.prepare(images), len(images))),)
+        inputs = (torch.from_numpy(encoder.forward(encoder.network.prepare(images), len(images))),)
     if len(inputs) == 1:
         return (model.features({"body": body}, stats, inputs[0], then)[0],)
     support, stats = model.features({"body": body}, {}, inputs[0], first)

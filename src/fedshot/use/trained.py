@@ -25,6 +25,7 @@ from fedshot.data.dataset import Features
 from fedshot.data.encoders.encoded import features_of
 from fedshot.data.encoders.frozen import Block, LoadedEncoder
 from fedshot.data.episodes.episode import ClientData
+from fedshot.data.files.places import find_data_dir
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
@@ -182,7 +183,8 @@ class TrainedRun:
         options = self.config.model.encoder
         if options is None:
             raise ConfigError(f"{self.folder} was trained without model.encoder.")
-        return options.load(self.dataset_info.example_kind, str(self.config.run.devices[0]))
+        kind, device = self.dataset_info.example_kind, str(self.config.run.devices[0])
+        return options.load(kind, device, find_data_dir(self._data_dir))
 
     def encode(self, examples: Block) -> Features:
         """Return the features, float32 [n, d], of images or raw texts."""

@@ -273,9 +273,9 @@ def test_code_that_a_configuration_names_runs_only_if_the_user_allows_it(
         encoder = {"name": "module", "factory": factory, "args": args}
         return FederatedDataset(Config.of(SMALL | {"model": {"encoder": encoder}}))
 
-    with pytest.raises(ConfigError, match="set FEDSHOT_ENCODERS=my_net"):
+    with pytest.raises(ConfigError, match="set FEDSHOT_PLUGINS=my_net"):
         chosen("my_net:make", width=4)
-    monkeypatch.setenv("FEDSHOT_ENCODERS", "other,my_net,gone")
+    monkeypatch.setenv("FEDSHOT_PLUGINS", "other,my_net,gone")
     assert chosen("my_net:make", width=4).dataset.shape == (4,)
     for factory, args, message in (
         ("my_net:make", {"size": 4}, "raises an error if it is called with"),

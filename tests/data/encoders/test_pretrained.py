@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,11 @@ def test_a_text_model_ignores_padding(bert: Path) -> None:
     encoder = raw_text(bert)
     long = " ".join(WORDS)
     alone, beside = (
-        encoder.forward(encoder.prepare(block), len(block)) for block in (("sun",), ("sun", long))
+        encoder.forward(encoder.network.prepare(block), len(block))
+        for block in (("sun",), ("sun", long))
     )
     np.testing.assert_allclose(alone[0], beside[0], rtol=1e-4, atol=1e-5)
-    assert encoder.prepare((long, "sun"))["input_ids"].shape == (2, 12)
+    assert encoder.network.prepare((long, "sun"))["input_ids"].shape == (2, 12)
     first = encoded(texts(), raw_text(bert, pooling="cls"))
     assert first.shape == (16,)
     assert not np.allclose(first.x[0], encoded(texts(), encoder).x[0])
@@ -209,7 +211,7 @@ def test_a_folder_that_is_no_safe_model_is_refused(
     copy = shutil.copytree(vit, tmp_path / "copy")
     change(copy)
     with pytest.raises(ConfigError, match=message):
-        images(copy)
+        _ = images(copy).network
 
 
 def test_a_model_does_not_choose_the_code_that_runs(sentences: Path, tmp_path: Path) -> None:
@@ -221,11 +223,25 @@ def test_a_model_does_not_choose_the_code_that_runs(sentences: Path, tmp_path: P
         SentenceTransformersEncoder(path=str(copy)).load("raw text", "cpu")
 
 
+def test_a_model_of_the_hub_is_looked_for_below_the_data_and_read_when_it_is_used(
+    sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same features as from its path; with the features in the cache, the library is unused."""
+    shutil.copytree(sentences, tmp_path / "encoders" / "some" / "model")
+    options = SentenceTransformersEncoder(path="some/model")
+    first = encoded(texts(), options.load("raw text", "cpu", tmp_path))
+    by_path = SentenceTransformersEncoder(path=str(sentences)).load("raw text", "cpu")
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    again = encoded(texts(), by_path)
+    assert first.digest == again.digest
+    assert np.array_equal(first.x, again.x)
+
+
 def test_a_hub_that_cannot_be_reached_names_the_local_folder(
     vit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="or set it to a local folder"):
+    with pytest.raises(ConfigError, match="or put the model into encoders/somebody/some-model"):
         images(Path("somebody/some-model"))
     with pytest.raises(ConfigError, match="which has no revisions"):
         images(vit, revision="main")
@@ -239,7 +255,7 @@ def test_timm_gives_the_features_before_its_classifier(tmp_path: Path) -> None:
     timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
     found = TimmEncoder(path=str(tmp_path)).load("images", "cpu")
     x = Digits().load(None).pixels[:4]
-    assert found.forward(found.prepare(x), 4).shape == (4, 512)
+    assert found.forward(found.network.prepare(x), 4).shape == (4, 512)
 
 
 def test_timm_takes_images_alone() -> None:

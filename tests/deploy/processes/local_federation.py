@@ -16,8 +16,8 @@ import yaml
 
 from fedshot.config.load import Config
 from fedshot.core import storage, tree
+from fedshot.core.plugins import VARIABLE
 from fedshot.fleets.unreliable import Trouble, Unreliable
-from fedshot.nn.user_modules import MODULES
 from fedshot.protocol.exchange import Exchange, Fleet
 from fedshot.runs.checkpoint import Checkpoints
 from fedshot.runs.experiment import Experiment
@@ -30,7 +30,7 @@ from . import registered_method
 NODES, CLIENTS = 3, 6
 PROXIES = {"all_proxy": "socks5://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 """Proxies that are not there; loopback goes without."""
-ALLOWED = {MODULES: "nn.models.user_nets"}
+ALLOWED = {VARIABLE: "nn.models.user_nets"}
 """The module whose functions may make backbones."""
 LONG = 120.0  # seconds that nothing here should take; the machine may be busy
 

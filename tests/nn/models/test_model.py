@@ -15,7 +15,7 @@ from fedshot.core.seeds import Key
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.heads import HEADS, CosineHead, LinearHead, TwoLayerHead
 from fedshot.nn.losses import cross_entropy
-from fedshot.nn.models.backbones import BACKBONES, MLP, Conv4
+from fedshot.nn.models.backbones import BACKBONES, MLP, Adapter, Conv4
 from fedshot.nn.models.cost import step_flops
 from fedshot.nn.models.layers import batch_norm, init_norm
 from fedshot.nn.models.mode import Mode
@@ -299,3 +299,15 @@ def test_registries_build_with_their_defaults() -> None:
                 data = {"shape": (9, 3), "table": torch.zeros(4, 3)}
             params, _ = Model(backbone(), head(), **data).init(Key(0))
             assert set(params) == {"body", "head"}
+
+
+def test_an_adapter_starts_at_the_given_features_and_then_adds_a_relu_layer() -> None:
+    model = Model(Adapter(3), None, (4,), dtype="float64")
+    x = torch.randn(5, 4, dtype=torch.float64)
+    params, _ = model.init(Key(0))
+    assert model.features(params, {}, x, BATCH)[0].equal(x)
+    down, up = params["body"]["down"], params["body"]["up"]
+    changed = {"weight": torch.ones_like(up["weight"]), "bias": torch.full_like(up["bias"], 2.0)}
+    found, _ = model.features({"body": {"down": down, "up": changed}}, {}, x, BATCH)
+    hidden = (x @ down["weight"].T + down["bias"]).clamp_min(0.0)
+    torch.testing.assert_close(found, x + hidden.sum(1, keepdim=True) + 2.0)

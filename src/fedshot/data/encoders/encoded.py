@@ -36,9 +36,15 @@ def encoded(dataset: Dataset, encoder: LoadedEncoder) -> Dataset:
         features = cached_features(dataset.name, _key(dataset, encoder), len(dataset), blocks)
     else:
         features = in_memory(len(dataset), blocks())
-    known = _sha(dataset.digest, encoder.options.digest)
     encoding = Encoding(str(encoder.options.digest), dataset.shape, dataset)
-    return replace(dataset, x=features, known_digest=known, encoding=encoding)
+    return replace(
+        dataset, x=features, known_digest=encoded_digest(dataset, encoder), encoding=encoding
+    )
+
+
+def encoded_digest(dataset: Dataset, encoder: LoadedEncoder) -> str:
+    """Return the hash of the dataset that `encoded` returns."""
+    return _sha(dataset.digest, encoder.options.digest)
 
 
 def _with_progress(x: Block, encoder: LoadedEncoder) -> Iterator[Features]:
@@ -67,7 +73,7 @@ def features_of(x: Block, encoder: LoadedEncoder) -> Iterator[Features]:
         try:
             for start in range(0, len(x), BLOCK):
                 block = x[start : start + BLOCK]
-                inputs = encoder.prepare(block)
+                inputs = encoder.network.prepare(block)
                 running.append(pool.submit(encoder.forward, inputs, len(block)))
                 if len(running) > workers:
                     yield running.popleft().result()

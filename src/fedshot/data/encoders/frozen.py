@@ -6,7 +6,9 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeAlias
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -34,10 +36,12 @@ class EncoderOptions:
     cache: bool = True
     digest: str | None = None
 
-    def load(self, kind: Kind, device: str) -> LoadedEncoder:
-        """Load the network for images or raw texts; its `options` are those that a run records.
+    def load(self, kind: Kind, device: str, data_dir: Path | None = None) -> LoadedEncoder:
+        """Load the encoder of images or raw texts; its `options` are those that a run records.
 
-        Raises ConfigError if it cannot be loaded, or if its hash is not `digest`.
+        Models on a hub are looked for in the folder `encoders` of `data_dir` first.
+
+        Raises ConfigError if it cannot be found, or if its hash is not `digest`.
         """
         if kind not in ("images", "raw text"):
             noun = "features already" if kind == "features" else "word numbers"
@@ -45,7 +49,7 @@ class EncoderOptions:
                 f"model.encoder takes images or raw texts, and the data are {noun}. Leave "
                 "model.encoder out, or choose other data."
             )
-        loaded = self._load(kind, torch.device(device))
+        loaded = self._load(kind, torch.device(device), data_dir)
         found = loaded.options.digest
         if self.digest not in (None, found):
             raise ConfigError(
@@ -65,7 +69,7 @@ class EncoderOptions:
             "own files. Leave `encoder` out."
         )
 
-    def _load(self, kind: Kind, device: torch.device) -> LoadedEncoder:
+    def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
         raise NotImplementedError
 
     def recorded(self, facts: Mapping[str, Any], **known: Any) -> Self:
@@ -74,26 +78,35 @@ class EncoderOptions:
         return replace(self, digest=hashlib.sha256(text.encode()).hexdigest(), **known)
 
 
+class Network(NamedTuple):
+    """A network and its preprocessing."""
+
+    module: nn.Module  # maps prepared examples to features, float [n, d]
+    prepare: Callable[[Any], Any]  # returns a block of examples as the module takes it
+
+
 @dataclass(frozen=True)
 class LoadedEncoder:
-    """A frozen network and its preprocessing.
+    """A frozen network, which is read when it is first used: features may be in the cache.
 
     Args:
         options: the options, with the hash of the encoder.
-        module: maps prepared examples to features, float [n, d].
-        prepare: converts a block of examples to the module's input; called by one thread.
+        read: returns the network. Raises ConfigError if it cannot be read.
         device: where the module computes.
         parallel: whether several threads may call the module at once.
     """
 
     options: EncoderOptions
-    module: nn.Module
-    prepare: Callable[[Any], Any]
+    read: Callable[[], Network]
     device: torch.device
     parallel: bool = True
 
-    def __post_init__(self) -> None:
-        self.module.to(self.device).eval().requires_grad_(False)
+    @cached_property
+    def network(self) -> Network:
+        """The network, on the device and in evaluation mode. One thread calls this first."""
+        found = self.read()
+        found.module.to(self.device).eval().requires_grad_(False)
+        return found
 
     def forward(self, inputs: Any, n: int) -> Features:
         """Return the features, float32 [n, d], of n prepared examples.
@@ -101,7 +114,7 @@ class LoadedEncoder:
         Raises ConfigError if the module returns anything other than n rows of floats.
         """
         with torch.inference_mode():
-            found = self.module(_to(inputs, self.device))
+            found = self.network.module(_to(inputs, self.device))
         found = check_features(found, n, "model.encoder")
         return np.ascontiguousarray(found.float().numpy(force=True))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedshot.data.dataset import Kind, Pixels
-from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, hash_weights
+from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, Network, hash_weights
 from fedshot.nn.user_modules import UserModule
 
 
@@ -25,13 +26,14 @@ class ModuleEncoder(UserModule, EncoderOptions):
     option: ClassVar[str] = "model.encoder"
     argument: ClassVar[str] = "encoder"
 
-    def _load(self, kind: Kind, device: torch.device) -> LoadedEncoder:
+    def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
+        del data_dir
         module = self.module(self.digest)
         known = self.recorded({"weights": hash_weights(module)}).digest
         options = self._with_held(self.held, digest=known)
         if kind == "images":
-            return LoadedEncoder(options, module, _tensor, device)
-        return LoadedEncoder(options, module, list, device, parallel=False)
+            return LoadedEncoder(options, lambda: Network(module, _tensor), device)
+        return LoadedEncoder(options, lambda: Network(module, list), device, parallel=False)
 
 
 def held(options: EncoderOptions | None, encoder: Any) -> EncoderOptions:

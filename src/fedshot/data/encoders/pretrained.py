@@ -29,13 +29,17 @@ class ModelFolder(NamedTuple):
     facts: dict[str, Any]  # the SHA-256 of each file
 
 
-def model_folder(path: str, revision: str | None) -> ModelFolder:
-    """Return the local folder, or the downloaded files of a model on the hub.
+def model_folder(path: str, revision: str | None, data_dir: Path | None) -> ModelFolder:
+    """Return the folder of a model: `path`, `data_dir/encoders/path`, or downloaded from the hub.
+
+    A revision is always that of the hub.
 
     Raises ConfigError if there is no such model, the hub cannot be reached, or the weights are not
     safetensors.
     """
     local = Path(path).expanduser()
+    if not local.is_dir() and data_dir is not None and revision is None:
+        local = data_dir / "encoders" / path
     if local.is_dir():
         if revision is not None:
             raise ConfigError(
@@ -74,8 +78,8 @@ def _fetched(path: str, revision: str | None) -> Path:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
             f"model.encoder.path is {path!r}, which is not a local folder and cannot be fetched "
-            f"from the hub ({reason[0]}). Check the name and the network, or set it to a local "
-            "folder."
+            f"from the hub ({reason[0]}). Check the name and the network, set it to a local "
+            f"folder, or put the model into encoders/{path} in the folder of data."
         ) from error
     return Path(found)
 

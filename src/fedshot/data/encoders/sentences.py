@@ -14,7 +14,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.extras import require
 from fedshot.core.regular_files import read_regular
 from fedshot.data.dataset import Kind
-from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder
+from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, Network
 from fedshot.data.encoders.pretrained import loading, model_folder, quiet
 
 _LIMIT = 1 << 20  # bytes of modules.json
@@ -35,32 +35,36 @@ class SentenceTransformersEncoder(EncoderOptions):
     path: str
     revision: str | None = None
 
-    def _load(self, kind: Kind, device: torch.device) -> LoadedEncoder:
+    def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
         if kind == "images":
             raise ConfigError(
                 "model.encoder.name is 'sentence_transformers', which takes texts, and the data "
                 "are images. Set it to 'transformers' or 'timm'."
             )
-        require("encoders", "model.encoder.name 'sentence_transformers'", "sentence_transformers")
-        from sentence_transformers import SentenceTransformer
-
-        folder, commit, facts = model_folder(self.path, self.revision)
+        folder, commit, facts = model_folder(self.path, self.revision, data_dir)
         _check_modules(folder)
-        with loading(folder), quiet():
-            model = SentenceTransformer(
-                str(folder),
-                device=str(device),
-                trust_remote_code=False,
-                local_files_only=True,
-                model_kwargs={"use_safetensors": True, "dtype": torch.float32},
-            )
-        prompt = model.prompts.get(model.default_prompt_name or "")
-
-        def prepare(texts: tuple[str, ...]) -> Any:
-            return model.preprocess(list(texts), prompt=prompt)
-
         options = self.recorded(facts, **({"revision": commit} if commit else {}))
-        return LoadedEncoder(options, _Sentences(model), prepare, device)
+        return LoadedEncoder(options, lambda: _read(folder, device), device)
+
+
+def _read(folder: Path, device: torch.device) -> Network:
+    require("encoders", "model.encoder.name 'sentence_transformers'", "sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+
+    with loading(folder), quiet():
+        model = SentenceTransformer(
+            str(folder),
+            device=str(device),
+            trust_remote_code=False,
+            local_files_only=True,
+            model_kwargs={"use_safetensors": True, "dtype": torch.float32},
+        )
+    prompt = model.prompts.get(model.default_prompt_name or "")
+
+    def prepare(texts: tuple[str, ...]) -> Any:
+        return model.preprocess(list(texts), prompt=prompt)
+
+    return Network(_Sentences(model), prepare)
 
 
 def _check_modules(folder: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
 from PIL import Image
@@ -11,7 +13,7 @@ from torch import Tensor
 from fedshot.core.errors import ConfigError
 from fedshot.core.extras import require
 from fedshot.data.dataset import Kind, Pixels
-from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, colour
+from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, Network, colour
 from fedshot.data.encoders.pretrained import loading, model_folder
 
 
@@ -31,23 +33,27 @@ class TimmEncoder(EncoderOptions):
     path: str
     revision: str | None = None
 
-    def _load(self, kind: Kind, device: torch.device) -> LoadedEncoder:
+    def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
         if kind != "images":
             raise ConfigError(
                 "model.encoder.name is 'timm', which takes images, and the data are texts. Set it "
                 "to 'sentence_transformers' or 'transformers'."
             )
-        require("timm", "model.encoder.name 'timm'")
-        import timm
-
-        folder, commit, facts = model_folder(self.path, self.revision)
-        with loading(folder):
-            model = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=0)
-            data = timm.data.resolve_model_data_config(model)
-            transform = timm.data.create_transform(**data, is_training=False)
-
-        def prepare(images: Pixels) -> Tensor:
-            return torch.stack([transform(Image.fromarray(one)) for one in colour(images)])
-
+        folder, commit, facts = model_folder(self.path, self.revision, data_dir)
         options = self.recorded(facts, **({"revision": commit} if commit else {}))
-        return LoadedEncoder(options, model, prepare, device)
+        return LoadedEncoder(options, partial(_read, folder), device)
+
+
+def _read(folder: Path) -> Network:
+    require("timm", "model.encoder.name 'timm'")
+    import timm
+
+    with loading(folder):
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=0)
+        data = timm.data.resolve_model_data_config(model)
+        transform = timm.data.create_transform(**data, is_training=False)
+
+    def prepare(images: Pixels) -> Tensor:
+        return torch.stack([transform(Image.fromarray(one)) for one in colour(images)])
+
+    return Network(model, prepare)

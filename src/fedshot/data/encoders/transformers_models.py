@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from fedshot.core.errors import ConfigError
 from fedshot.core.extras import require
 from fedshot.data.dataset import Kind, Pixels
-from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, colour
+from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, Network, colour
 from fedshot.data.encoders.pretrained import loading, model_folder, quiet
 
 _LONGEST = 512  # tokens, for a tokenizer and a network without a limit
@@ -37,11 +39,17 @@ class TransformersEncoder(EncoderOptions):
     revision: str | None = None
     pooling: Literal["mean", "cls"] = "mean"
 
-    def _load(self, kind: Kind, device: torch.device) -> LoadedEncoder:
+    def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
+        folder, commit, facts = model_folder(self.path, self.revision, data_dir)
+        options = self.recorded(
+            {**facts, "pooling": self.pooling}, **({"revision": commit} if commit else {})
+        )
+        return LoadedEncoder(options, partial(self._read, folder, kind == "images"), device)
+
+    def _read(self, folder: Path, images: bool) -> Network:
         require("encoders", "model.encoder.name 'transformers'", "transformers")
         from transformers import AutoModel
 
-        folder, commit, facts = model_folder(self.path, self.revision)
         with loading(folder), quiet():
             model, report = AutoModel.from_pretrained(
                 folder,
@@ -57,12 +65,8 @@ class TransformersEncoder(EncoderOptions):
                     f"{folder} lacks weights of its model, such as {lacking[0]!r}, which would be "
                     "random. Choose a folder with all weights."
                 )
-            images = kind == "images"
             prepare = _images(folder) if images else _texts(folder, model.config)
-        options = self.recorded(
-            {**facts, "pooling": self.pooling}, **({"revision": commit} if commit else {})
-        )
-        return LoadedEncoder(options, _PooledFeatures(model, self.pooling, images), prepare, device)
+        return Network(_PooledFeatures(model, self.pooling, images), prepare)
 
 
 def _images(folder: Any) -> Callable[[Pixels], dict[str, Tensor]]:

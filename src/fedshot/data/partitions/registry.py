@@ -1,5 +1,8 @@
 """The table of partitions, keyed by their names in configurations."""
 
+from collections.abc import Callable
+
+from fedshot.core.plugins import T, registering
 from fedshot.data.partitions.own_classes import Clusters, Pathological
 from fedshot.data.partitions.partition import Partitioner
 from fedshot.data.partitions.pooled import Dirichlet, Iid, Shards, Users, WholeClasses
@@ -15,3 +18,12 @@ PARTITIONS: dict[str, type[Partitioner]] = {
     "classes": WholeClasses,
     "redealt": Redealt,
 }
+
+
+def register(name: str) -> Callable[[T], T]:
+    """Register a class as a partition in this process, so that configurations can name it.
+
+    This is a class decorator. Raises ConfigError if the class is not a `Partitioner`, or
+    if another class has the name.
+    """
+    return registering(PARTITIONS, Partitioner, name)

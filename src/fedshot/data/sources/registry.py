@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from fedshot.core.plugins import T, registering
 from fedshot.data.sources.cifar import Cifar10, Cifar100
 from fedshot.data.sources.digits import Digits
 from fedshot.data.sources.folder import ImageFolder
@@ -38,3 +41,12 @@ SOURCES: dict[str, type[Source]] = {
     "texts": Texts,
     "tiered_imagenet": TieredImageNet,
 }
+
+
+def register(name: str) -> Callable[[T], T]:
+    """Register a class as a data source in this process, so that configurations can name it.
+
+    This is a class decorator. Raises ConfigError if the class is not a `Source`, or
+    if another class has the name.
+    """
+    return registering(SOURCES, Source, name)

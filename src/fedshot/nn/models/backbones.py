@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal, Protocol, runtime_checkable
@@ -12,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.plugins import T, registering
 from fedshot.core.ranges import Width
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -122,6 +124,42 @@ class MLP:
             h = F.relu(linear(params[f"linear{i}"], h))
             h = dropout(h, self.dropout, mode, site=i)
         return h, stats
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A residual adapter on given features h: h + U relu(D h), with U zero at the start.
+
+    Training starts at the features of the encoder, where an `mlp` starts at random layers on them.
+    Source: Houlsby et al. 2019, Parameter-Efficient Transfer Learning for NLP (ICML), with ReLU.
+
+    Args:
+        width: number of rows of D.
+    """
+
+    takes: ClassVar[tuple[Literal["features"], ...]] = ("features",)
+    vmappable: ClassVar[bool] = True
+    norm_policies: ClassVar[tuple[str, ...]] = ("running",)
+
+    width: Width = 64
+
+    def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
+        """Draw the layer `down`; the layer `up` is zero. There are no statistics."""
+        (d,) = shape
+        up = {
+            "weight": torch.zeros(d, self.width, dtype=dtype),
+            "bias": torch.zeros(d, dtype=dtype),
+        }
+        return {"down": init_linear(key.at("down"), d, self.width, dtype), "up": up}, {}
+
+    def out_features(self, shape: Shape) -> int:
+        """Return the number of given features."""
+        return shape[0]
+
+    def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
+        """Return (features, statistics unchanged)."""
+        del mode
+        return x + linear(params["up"], F.relu(linear(params["down"], x))), stats
 
 
 @dataclass(frozen=True)
@@ -245,9 +283,19 @@ def _without_bias_gradient(p: Tree) -> Tree:
 
 BACKBONES: dict[str, type[Backbone]] = {
     "mlp": MLP,
+    "adapter": Adapter,
     "conv4": Conv4,
     "resnet12": ResNet12,
     "gru": GRU,
     "bilstm": BiLSTM,
     "module": ModuleBackbone,
 }
+
+
+def register(name: str) -> Callable[[T], T]:
+    """Register a class as a backbone in this process, so that configurations can name it.
+
+    This is a class decorator. Raises ConfigError if the class is not a `Backbone`, or
+    if another class has the name.
+    """
+    return registering(BACKBONES, Backbone, name)
