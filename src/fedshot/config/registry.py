@@ -21,10 +21,12 @@ from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.registry import PARTITIONS
 from fedshot.data.sources.registry import SOURCES
 from fedshot.evaluation.episodic_test import TestOptions
+from fedshot.fleets.attacks import ATTACKS
 from fedshot.methods.registry import METHODS
 from fedshot.methods.removed_options import REMOVED
 from fedshot.nn.heads import HEADS
 from fedshot.nn.models.backbones import BACKBONES
+from fedshot.protocol.aggregators import AGGREGATORS
 
 # The components at each key path: their dataclasses by name, and the default name.
 KINDS: dict[str, tuple[Mapping[str, type[Any]], str]] = {
@@ -34,6 +36,8 @@ KINDS: dict[str, tuple[Mapping[str, type[Any]], str]] = {
     "model.head": (HEADS, "linear"),
     "model.encoder": (ENCODERS, "none"),
     "method": (METHODS, "fl_proto"),
+    "attack": (ATTACKS, "none"),
+    "aggregate": (AGGREGATORS, "mean"),
 }
 SECTIONS: dict[str, type[Any]] = {
     "split": SplitOptions,
@@ -43,7 +47,7 @@ SECTIONS: dict[str, type[Any]] = {
     "test": TestOptions,
 }
 NONE = "none"  # no component at a key path of OPTIONAL
-OPTIONAL = ("model.head", "model.encoder")
+OPTIONAL = ("model.head", "model.encoder", "attack")
 # Renamed options: old key path, new key path, and the values that were renamed with the option.
 _RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
     "method.floor": ("method.min_prob", {}),

@@ -102,6 +102,8 @@ class MultiKrum(Aggregator):
         fraction: largest share of dishonest clients, f / n.
     """
 
+    single: ClassVar[bool] = False  # whether one vector is chosen
+
     fraction: BelowHalf = 0.2
 
     def check(self, cohort: int) -> None:
@@ -121,21 +123,17 @@ class MultiKrum(Aggregator):
         squares = _squared_distances(vectors.products())
         squares.fill_diagonal_(math.inf)  # a vector is no neighbour of itself
         near = squares.sort(1).values[:, : min(max(1, n - f - 2), n - 1)]
-        best = near.sum(1).argsort(stable=True)[: self._chosen(n, f)]
+        best = near.sum(1).argsort(stable=True)[: 1 if self.single else n - f]
         kept = torch.zeros(n, dtype=torch.float64)
         kept[best] = 1.0
         return vectors.mix(kept / kept.sum()), kept
-
-    def _chosen(self, n: int, f: int) -> int:
-        return n - f
 
 
 @dataclass(frozen=True)
 class Krum(MultiKrum):
     """The vector nearest to its neighbours (Blanchard et al. 2017); see `multi_krum`."""
 
-    def _chosen(self, n: int, f: int) -> int:
-        return 1
+    single: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ class Clients:
         version = (self._round, len(self._keys) if self._phase == "train" else LAST)
         self._keys.add((key, asked.name))
         if self._aggregation is not None:
-            reduce = self._aggregation.reducers(asked.name, reduce)
+            reduce = self._aggregation.reducers(asked.name, version[1], reduce)
         exchange = Exchange(asked, down, tuple(to), reduce, key, version, self._phase)
         outcome = reduce_replies(self._fleet, exchange)
         self._fleet.settle(exchange, frozenset(outcome.accepted))

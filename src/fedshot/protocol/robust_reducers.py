@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,30 +25,36 @@ from fedshot.protocol.client_vectors import ClientVectors
 from fedshot.protocol.reducers import Accumulator, Mean, Reducer, Sum
 
 SUMS, COUNTS = "sums", "counts"
+Where: TypeAlias = tuple[int, str, str]
+"""Number of the exchange in its round, name of the client work, and of the part."""
 
 
 @dataclass(frozen=True)
 class Influences:
-    """What each client contributed to the aggregate of one part.
+    """What each client contributed to the aggregate of one part in one exchange of a round.
 
     `norms` are the norms of the clients' vectors, `cosines` those of the angles to the aggregate,
     and `kept` says how much of each vector counted, from 0 to 1; all by client.
     """
 
+    exchange: int
+    work: str
     part: str
     norms: dict[int, float]
     cosines: dict[int, float]
     kept: dict[int, float]
 
     @classmethod
-    def of(cls, part: str, vectors: ClientVectors, result: Tensor, kept: Tensor) -> Influences:
+    def of(
+        cls, where: Where, vectors: ClientVectors, result: Tensor, kept: Tensor
+    ) -> Influences:  # fmt: skip
         """Measure the vectors of the clients against their aggregate `result`, float64 [length]."""
         norms = vectors.norms
         lengths = norms * torch.linalg.vector_norm(result)
         cosines = torch.where(lengths > 0, vectors.dots(result) / lengths, 0.0)
         found = (dict(zip(vectors.clients, values.tolist(), strict=True))
                  for values in (norms, cosines, kept))  # fmt: skip
-        return cls(part, *found)
+        return cls(*where, *found)
 
 
 @dataclass
@@ -64,15 +71,19 @@ class Aggregation:
     folder: Path | None = None
     measured: list[Influences] = field(default_factory=list)
 
-    def reducers(self, work: str, reduce: Mapping[str, Reducer]) -> dict[str, Reducer]:
+    def reducers(self, work: str, number: int, reduce: Mapping[str, Reducer]) -> dict[str, Reducer]:
         """Return the reducers of an exchange with the robust ones in their places.
+
+        `number` is that of the exchange in its round.
 
         Raises ConfigError if a part of the exchange has no robust aggregate.
         """
         found = dict(reduce)
         for name, reducer in reduce.items():
-            if isinstance(reducer, Mean):
-                found[name] = RobustMean(**vars(reducer), name=name, aggregation=self)
+            if isinstance(reducer, Mean) and tree.leaves(reducer.like):
+                found[name] = RobustMean(
+                    **vars(reducer), aggregation=self, where=(number, work, name)
+                )
         if (set(reduce) >= {SUMS, COUNTS}) and all(
             isinstance(reduce[name], Sum) for name in (SUMS, COUNTS)
         ):
@@ -80,7 +91,9 @@ class Aggregation:
             sums, counts = reduce[SUMS], reduce[COUNTS]
             assert isinstance(sums, Sum)
             assert isinstance(counts, Sum)
-            found[SUMS] = RobustSums(**vars(sums), aggregation=self, counts=held)
+            found[SUMS] = RobustSums(
+                **vars(sums), aggregation=self, where=(number, work, SUMS), counts=held
+            )
             found[COUNTS] = RecordedCounts(**vars(counts), counts=held)
         if not self.rule.exact:
             self._check(work, found)
@@ -109,8 +122,8 @@ class RobustMean(Mean):
     vector and a block of 32 MiB in float64.
     """
 
-    name: str = ""
     aggregation: Aggregation = field(kw_only=True)
+    where: Where = field(kw_only=True)
 
     def start(self, cohort: int) -> Accumulator:  # type: ignore[override]
         """Begin an aggregate. Raises ConfigError if the cohort is too small for it."""
@@ -137,9 +150,9 @@ class _RobustVector:
     def result(self) -> Tree:
         if not len(self._vectors):
             raise ValueError("the aggregate of no contributions is not defined")
-        aggregation, name = self._reducer.aggregation, self._reducer.name
+        aggregation, where = self._reducer.aggregation, self._reducer.where
         found, kept = aggregation.rule.combine(self._vectors)
-        aggregation.measured.append(Influences.of(name, self._vectors, found, kept))
+        aggregation.measured.append(Influences.of(where, self._vectors, found, kept))
         return self._exact.result() if aggregation.rule.exact else shaped(found, self._reducer.like)
 
 
@@ -148,6 +161,7 @@ class RobustSums(Sum):
     """Sums by class [classes, d] whose quotients by the counts are aggregated robustly."""
 
     aggregation: Aggregation = field(kw_only=True)
+    where: Where = field(kw_only=True)
     counts: dict[int, Tensor] = field(kw_only=True)
 
     def start(self, cohort: int) -> Accumulator:  # type: ignore[override]
@@ -181,7 +195,7 @@ class _RobustClasses:
         share = kept.sum(1) / (counts > 0).sum(1).clamp_min(1)
         whole = _vectors(means.flatten(1), counts.sum(1), clients)
         self._reducer.aggregation.measured.append(
-            Influences.of(SUMS, whole, found.flatten(), share)
+            Influences.of(self._reducer.where, whole, found.flatten(), share)
         )
         if rule.exact:
             return self._exact.result()
