@@ -105,7 +105,8 @@ class GaussianNoise(Attack):
     def change(self, x: Tensor, key: Key) -> Tensor:
         """Return noise of norm factor ||x||."""
         noise = torch.randn(x.shape, generator=key.torch(), dtype=torch.float64)
-        return (noise * (self.factor * x.double().norm() / noise.norm())).to(x.dtype)
+        scale = self.factor * float(x.double().norm() / noise.norm())
+        return (noise * scale).to(x.dtype)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,7 +74,7 @@ def _rare_word(x: Tokens) -> int:
 def _owned(dataset: Dataset, rows: Ints, labels: Ints) -> ClientData:
     """Return a copy of these rows with these labels, as the data of a client."""
     x = dataset.x
-    copy = x.only(rows) if isinstance(x, Tokens) else np.take(dataset.array, rows, axis=0)
+    copy: Any = x.only(rows) if isinstance(x, Tokens) else np.take(dataset.array, rows, axis=0)
     users, groups = (None if part is None else part[rows]
                      for part in (dataset.users, dataset.groups))  # fmt: skip
     small = replace(dataset, x=copy, y=labels, users=users, groups=groups, standard=None,
