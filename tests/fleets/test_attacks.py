@@ -25,7 +25,6 @@ from fedshot.fleets.attacks import (
     Backdoor,
     FreeRider,
     GaussianNoise,
-    LabelFlip,
     LittleIsEnough,
     MinMax,
     PrototypePoisoning,
@@ -241,9 +240,9 @@ def test_the_seed_draws_as_many_liars_as_the_fraction_says() -> None:
 
 
 def test_an_attack_on_nobody_or_on_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="attack.clients names client 9, but there are 6"):
+    with pytest.raises(ConfigError, match=r"attack\.clients names client 9, but there are 6"):
         Liars(SignFlip(clients=(2, 9)), KEY, CLIENTS)
-    with pytest.raises(ConfigError, match="attack.name has no effect"):
+    with pytest.raises(ConfigError, match=r"attack\.name has no effect"):
         Trained(tmp_path, of("prototypes"))
 
 
@@ -283,11 +282,14 @@ def test_every_method_trains_under_attack_and_aggregators_or_is_refused(
     name: str, attack: str, rule: str, tmp_path: Path
 ) -> None:
     lie = ATTACKS[attack](clients=(1,))
+    reason = ""
     try:
         trained = Trained(tmp_path, lie, METHODS[name], rule=AGGREGATORS[rule](), rounds=1)
     except ConfigError as error:
-        refused = "there is no mean that a robust one could replace" in str(error)
-        assert refused or "attack.name has no effect" in str(error)
+        reason = str(error)
+    if reason:
+        refused = "there is no mean that a robust one could replace" in reason
+        assert refused or "attack.name has no effect" in reason
         assert not (refused and rule == "mean")
         return
     assert trained.faults == []
