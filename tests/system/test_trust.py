@@ -109,5 +109,5 @@ def test_poisoned_data_are_refused_where_images_are_dealt_anew(tmp_path: Path) -
         "partition": {"name": "redealt", "clients": 2}, "attack": "label_flip",
         "episode": {"way": 2, "shot": 4, "query": 4},
     }  # fmt: skip
-    with pytest.raises(ConfigError, match="attack.name is 'label_flip', which changes what a"):
+    with pytest.raises(ConfigError, match=r"attack\.name is 'label_flip', which changes what a"):
         experiment(tmp_path, change)

@@ -44,7 +44,7 @@ def trust_views(groups: Groups) -> Trust:
     return Trust(
         [block for i, (run, lines) in enumerate(shown) for block in _figures(i, run, lines)],
         [_outcome(run, runs) for run, _ in watched],
-        [(run.label, _summary(run, lines), _clients(run, lines)) for run, lines in shown],
+        [(run.label, _summary(lines), _clients(run, lines)) for run, lines in shown],
     )
 
 
@@ -115,7 +115,7 @@ def _percent(test: Mapping[str, Any] | None) -> str:
     return f"{percent(test['accuracy'], test['interval'])} %" if test else _UNSET
 
 
-def _summary(run: Run, lines: Sequence[Mapping[str, Any]]) -> str:
+def _summary(lines: Sequence[Mapping[str, Any]]) -> str:
     liars = sorted({client for line in lines for client in line["liars"]})
     return f"{len(lines)} rounds; dishonest by configuration: {_ranges(liars) or 'none'}"
 
@@ -138,10 +138,12 @@ def _clients(run: Run, lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, ..
                 left_out[int(fault["client"])].add(record["round"])
     liars = {client for line in lines for client in line["liars"]}
     every = sorted({*numbers, *left_out}, key=lambda client: (client not in liars, client))
+    missing = [_UNSET] * 3
     return [
         (str(client), "yes" if client in liars else "no",
          *(f"{statistics.fmean(column):.2f}" for column in zip(*numbers[client], strict=True)),
-         *([_UNSET] * 3 if not numbers[client] else []), _ranges(sorted(left_out[client])) or _UNSET)
+         *(missing if not numbers[client] else []),
+         _ranges(sorted(left_out[client])) or _UNSET)
         for client in every[:_CLIENTS]
     ]  # fmt: skip
 
