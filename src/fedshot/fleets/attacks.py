@@ -100,7 +100,7 @@ class GaussianNoise(Attack):
         factor: norm of the noise, in multiples of the norm of the honest change.
     """
 
-    factor: Above0 = 10.0
+    factor: Above0 = 100.0
 
     def change(self, x: Tensor, key: Key) -> Tensor:
         """Return noise of norm factor ||x||."""
