@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,9 @@ import torch
 from scipy import stats
 
 from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.fleets.attacks import SignFlip
+from fedshot.fleets.liars import Liars
 from fedshot.protocol import client_vectors
 from fedshot.protocol.aggregators import (
     AGGREGATORS,
@@ -24,6 +26,7 @@ from fedshot.protocol.aggregators import (
     NormClipped,
     PlainMean,
     TrimmedMean,
+    most_dishonest,
 )
 from fedshot.protocol.client_vectors import ClientVectors
 from fedshot.protocol.reducers import Gather, Mean, Sum
@@ -53,7 +56,8 @@ def test_coordinate_rules_are_those_of_numpy_and_scipy(n: int) -> None:
     x = drawn(n)
     np.testing.assert_allclose(combined(CoordinateMedian(), x), np.median(x, axis=0), rtol=1e-14)
     for fraction in (0.0, 0.2, 0.3, 0.49):
-        expected = stats.trim_mean(x, fraction, axis=0)
+        cut = most_dishonest(fraction, n)  # of half a value scipy cuts none
+        expected = stats.trim_mean(x, (cut + 0.1) / n, axis=0)
         np.testing.assert_allclose(combined(TrimmedMean(fraction), x), expected, rtol=1e-12)
 
 
@@ -71,7 +75,7 @@ def test_the_mean_and_the_clipped_mean_use_weights() -> None:
 
 @pytest.mark.parametrize(("n", "fraction"), [(5, 0.2), (9, 0.3), (12, 0.25)])
 def test_krum_is_that_of_brute_force(n: int, fraction: float) -> None:
-    x, f = drawn(n, seed=n), math.floor(fraction * n)
+    x, f = drawn(n, seed=n), most_dishonest(fraction, n)
     scores = []
     for i in range(n):
         others = sorted(float(((x[i] - x[j]) ** 2).sum()) for j in range(n) if j != i)
@@ -194,14 +198,21 @@ def test_krum_refuses_a_cohort_that_is_too_small() -> None:
     with pytest.raises(ConfigError, match=r"aggregate.fraction is 0.4 with a cohort of 10; Krum "
                                           r"needs 11 clients for 4"):  # fmt: skip
         Krum(0.4).check(10)
-    Krum(0.4).check(12)
+    Krum(0.4).check(13)
+
+
+def test_a_defender_counts_as_many_liars_as_an_attack_has() -> None:
+    for n in range(1, 60):
+        for fraction in (0.0, 0.1, 0.2, 0.3):
+            liars = Liars(SignFlip(fraction=fraction), Key(0), n).clients
+            assert most_dishonest(fraction, n) == min(len(liars), (n - 1) // 2)
 
 
 LIKE = {"a": torch.zeros(2, 3), "b": torch.zeros(4)}
 
 
 def reduced(aggregation: Aggregation, reduce: Any, replies: Any) -> Any:
-    reducers = aggregation.reducers("train", reduce)
+    reducers = aggregation.reducers("train", 0, reduce)
     started = {name: one.start(len(replies)) for name, one in reducers.items()}
     for client, (up, weight) in replies.items():
         for name, one in started.items():
@@ -264,5 +275,5 @@ def test_prototypes_are_aggregated_by_class_among_the_clients_that_hold_it() -> 
 )  # fmt: skip
 def test_a_part_without_a_robust_aggregate_is_refused(reduce: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Aggregation(Krum()).reducers("train", reduce)
-    Aggregation(PlainMean()).reducers("train", reduce)
+        Aggregation(Krum()).reducers("train", 0, reduce)
+    Aggregation(PlainMean()).reducers("train", 0, reduce)

@@ -172,8 +172,8 @@ AGGREGATORS: dict[str, type[Aggregator]] = {
 
 
 def most_dishonest(fraction: float, n: int) -> int:
-    """Return f, the largest number of dishonest clients among n."""
-    return math.floor(fraction * n + 1e-9)
+    """Return f, the largest number of dishonest clients among n: rounded, and below n / 2."""
+    return min(math.floor(fraction * n + 0.5), (n - 1) // 2)
 
 
 def _by_coordinate(vectors: ClientVectors, cut: int) -> tuple[Tensor, Tensor]:
