@@ -25,7 +25,7 @@ from fedshot.core.devices import described
 from fedshot.core.errors import CheckpointError, QuorumError, as_path, check_kind
 from fedshot.core.locks import Lock
 from fedshot.core.machine import keep_freed_memory
-from fedshot.core.text import count
+from fedshot.core.text import count, joined
 from fedshot.core.tree import Tree
 from fedshot.evaluation.backdoor_test import TriggeredEpisodes, success_rate
 from fedshot.evaluation.episodic_test import EpisodicTest, Score, ValidationResult, score
@@ -171,6 +171,12 @@ class Experiment:
     def notices(self) -> list[str]:
         """Return messages for the user before a run starts or resumes."""
         found = self.prepared.notices()
+        if self.liars is not None:
+            named = joined([str(client) for client in sorted(self.liars.clients)])
+            found.append(
+                f"attack.name is {self.config.settings['attack']['name']!r}: of the clients, "
+                f"{named or 'none'} lie from round {self.liars.attack.from_round} on"
+            )
         resumes = self._started and self.round < self.config.run.rounds
         if resumes and (changes := self.recorder.changes(self.round, self._environment)):
             found.append(
