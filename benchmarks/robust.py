@@ -56,10 +56,12 @@ def robust(options: Options) -> Result:
     """Measure every aggregator at every size of a cohort."""
     result = Result(
         "one aggregate of 1,000,000 parameters: seconds of one core, and peak resident memory",
-        notes=["Of the largest cohort one aggregator of each kind of work: `clipped` takes as long as "
-            "`mean`, `trimmed` as `median`, `multi_krum` and `geometric_median` as `krum`. The peak counts the pages of a file "
-               "that the system keeps in memory while there is room, and can drop.",
-               "The time to combine includes the norms and cosines of the record."],
+        notes=[
+            "Of the largest cohort one aggregator of each kind of work: `clipped` takes as long as "
+            "`mean`, `trimmed` as `median`, `multi_krum` and `geometric_median` as `krum`.",
+            "The peak counts the pages of a file that the system keeps in memory while there is "
+            "room, and can drop. The time to combine includes the norms and cosines of the record.",
+        ],
     )  # fmt: skip
     length = 1000 if options.quick else LENGTH
     for clients in COHORTS:
