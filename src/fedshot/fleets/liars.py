@@ -20,7 +20,7 @@ from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.client_vectors import ClientVectors
 from fedshot.protocol.exchange import Arrival, Exchange, Fleet, Reply
 from fedshot.protocol.reducers import Gather, Mean
-from fedshot.protocol.robust_reducers import COUNTS, SUMS, flat, shaped
+from fedshot.protocol.robust_reducers import COUNTS, SUMS, are_by_class, flat, shaped
 
 _MOST = 2.0**16  # largest |weight * x| of a lie, which every mean and sum of the methods accepts
 
@@ -84,7 +84,7 @@ class Liars:
         key, up = exchange.client_key(client).at("attack"), dict(reply.up)
         for name, start in _parts(exchange, down, reply):
             part = up[name]
-            if name == SUMS and COUNTS in up:
+            if name == SUMS and are_by_class(part, up.get(COUNTS)):
                 lie = self.attack.sums(part, up[COUNTS], key.at(name))
             else:
                 x = part if start is None else tree.sub(part, start)

@@ -84,13 +84,13 @@ class Aggregation:
                 found[name] = RobustMean(
                     **vars(reducer), aggregation=self, where=(number, work, name)
                 )
-        if (set(reduce) >= {SUMS, COUNTS}) and all(
-            isinstance(reduce[name], Sum) for name in (SUMS, COUNTS)
+        sums, counts = reduce.get(SUMS), reduce.get(COUNTS)
+        if (
+            isinstance(sums, Sum)
+            and isinstance(counts, Sum)
+            and are_by_class(sums.like, counts.like)
         ):
             held: dict[int, Tensor] = {}
-            sums, counts = reduce[SUMS], reduce[COUNTS]
-            assert isinstance(sums, Sum)
-            assert isinstance(counts, Sum)
             found[SUMS] = RobustSums(
                 **vars(sums), aggregation=self, where=(number, work, SUMS), counts=held
             )
@@ -223,6 +223,12 @@ class _Recording:
 
     def result(self) -> Tree:
         return self._exact.result()
+
+
+def are_by_class(sums: Tree, counts: Tree) -> bool:
+    """Whether two parts are sums by class [classes, d] and their counts [classes]."""
+    both = isinstance(sums, Tensor) and isinstance(counts, Tensor)
+    return both and sums.ndim == 2 and counts.shape == sums.shape[:1]
 
 
 def flat(part: Tree) -> Tensor:
