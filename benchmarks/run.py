@@ -26,6 +26,7 @@ import episodes
 import exchange
 import memory
 import meta
+import robust
 import rounds
 import steps
 import tests_at_server
@@ -39,7 +40,7 @@ from fedshot.recipes import provenance
 ROOT = Path(__file__).resolve().parent.parent
 CASES = [
     *rounds.CASES, *meta.CASES, *decoupled.CASES, *episodes.CASES, *tests_at_server.CASES,
-    *steps.CASES, *exchange.CASES, *memory.CASES, *answers.CASES, *texts.CASES,
+    *steps.CASES, *exchange.CASES, *memory.CASES, *robust.CASES, *answers.CASES, *texts.CASES,
 ]  # fmt: skip
 
 

@@ -71,7 +71,8 @@ def on_one_node(home: FederationHost) -> FlowerFleet:
     )
     setup = Setup("0" * 32, "", (), CLIENTS, {}, "")
     fleet = Prompt(
-        Sequential(home.host), Direct(runtime), setup, session=1, keeps_state=True, deadline=1.0
-    )
+        Sequential(home.host), Direct(runtime), setup, session=1, keeps_state=True, deadline=1.0,
+        names_reducers=home.host.liars is not None,
+    )  # fmt: skip
     fleet.rewind(-1, "")
     return fleet

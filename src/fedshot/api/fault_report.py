@@ -24,8 +24,9 @@ _REASON = 300  # maximum length of a reason
 class FaultReport:
     """Follows the rounds of a run and reports faults: replies that were lost or rejected.
 
-    A client is named in its first round with a fault, then in its 10th, its 100th and so on. At
-    most 10 lines are printed per run.
+    It also reports replies whose influence on an aggregate is extreme. A client is named in its
+    first round with a fault or an extreme reply, then in its 10th, its 100th and so on. At most 10
+    lines are printed per run.
 
     Args:
         folder: folder of the run; `metrics.jsonl` in it lists all faults.
@@ -34,15 +35,21 @@ class FaultReport:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._rounds: Counter[int] = Counter()
+        self._extreme: Counter[int] = Counter()
         self._last: dict[int, str] = {}
         self._replies = self._seen = self._touched = self._skipped = self._lines = 0
 
     def heard(self, record: Record) -> Iterator[str]:
-        """Count the faults in a round's record; yield the lines to print about them."""
+        """Count a round's faults and extreme replies; yield the lines to print about them."""
         self._seen += record.round > 0
         self._touched += bool(record.faults)
         self._skipped += record.skipped is not None
         self._replies += len(record.faults)
+        for client, text in record.extreme.items():
+            self._extreme[client] += 1
+            if self._lines < _MOST and _is_power_of_ten(self._extreme[client]):
+                self._lines += 1
+                yield f"round {record.round}: extreme influence of client {client}: {text}"
         last = {int(fault["client"]): fault for fault in record.faults}
         for client, fault in last.items():
             self._rounds[client] += 1

@@ -50,11 +50,13 @@ from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.registry import SOURCES
 from fedshot.data.sources.source import Source
 from fedshot.evaluation.episodic_test import TestOptions
+from fedshot.fleets.attacks import Attack
 from fedshot.methods.registry import METHODS
 from fedshot.methods.removed_options import without_removed
 from fedshot.methods.user_methods import FILES
 from fedshot.nn.models.backbones import Backbone
 from fedshot.nn.models.model import Model
+from fedshot.protocol.aggregators import Aggregator, PlainMean
 from fedshot.protocol.method import Method
 
 _CLOSED = ("model.head", "model.encoder")  # without components of plugins
@@ -87,6 +89,8 @@ class Config:
     method: MethodMaker
     run: RunOptions
     test: TestOptions
+    attack: Attack | None = None
+    aggregate: Aggregator = PlainMean()
     _made_of: Settings | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -287,7 +291,11 @@ def _settings_of(config: Config | SimpleNamespace) -> Settings:
             **_plain(ModelOptions, "model", config.model),
         },
         "method": {"name": config.method.name, **_plain(method, "method", chosen)},
-    }
+        # Left out unless they are chosen, as in runs of versions without them.
+        **({} if config.attack is None else {"attack": _kind_of("attack", config.attack)}),
+        **({} if config.aggregate == PlainMean()
+           else {"aggregate": _kind_of("aggregate", config.aggregate)}),
+    }  # fmt: skip
 
 
 def _kind_of(path: str, part: Any) -> Settings:
@@ -351,7 +359,7 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
         **model,
     )
     parts["method"] = _Maker(names["method"], chosen, parts["episode"], parts["partition"])
-    parts |= {"name": name, "seed": seed}
+    parts |= {"name": name, "seed": seed, "attack": parts.get("attack")}
     return {"settings": _settings_of(SimpleNamespace(**parts)), **parts}
 
 

@@ -22,10 +22,12 @@ from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions import registry as partitions
 from fedshot.data.sources import registry as sources
 from fedshot.evaluation.episodic_test import TestOptions
+from fedshot.fleets.attacks import ATTACKS
 from fedshot.methods.registry import METHODS
 from fedshot.methods.removed_options import REMOVED
 from fedshot.nn.heads import HEADS
 from fedshot.nn.models import backbones
+from fedshot.protocol.aggregators import AGGREGATORS
 
 # The components at each key path: their dataclasses by name, and the default name.
 KINDS: dict[str, tuple[Mapping[str, type[Any]], str]] = {
@@ -35,6 +37,8 @@ KINDS: dict[str, tuple[Mapping[str, type[Any]], str]] = {
     "model.head": (HEADS, "linear"),
     "model.encoder": (ENCODERS, "none"),
     "method": (METHODS, "fl_proto"),
+    "attack": (ATTACKS, "none"),
+    "aggregate": (AGGREGATORS, "mean"),
 }
 SECTIONS: dict[str, type[Any]] = {
     "split": SplitOptions,
@@ -49,7 +53,7 @@ _PLUGINS = {  # group of entry points -> how its classes are registered
     "fedshot.partitions": partitions.register,
 }
 NONE = "none"  # no component at a key path of OPTIONAL
-OPTIONAL = ("model.head", "model.encoder")
+OPTIONAL = ("model.head", "model.encoder", "attack")
 # Renamed options: old key path, new key path, and the values that were renamed with the option.
 _RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
     "method.floor": ("method.min_prob", {}),

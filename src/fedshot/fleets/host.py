@@ -20,6 +20,7 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.partitions.partition import Partition
 from fedshot.fleets.client_checks import WorkChecks
+from fedshot.fleets.liars import Liars
 from fedshot.fleets.private import PrivateStore
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, PerClient, Reply
 from fedshot.protocol.method import Method
@@ -45,6 +46,7 @@ class Host:
         store: the clients' private states.
         key: root of the keys for initial private states.
         devices: devices of the work; stored states and the returned replies are on the CPU.
+        liars: the clients that send dishonest replies; None if there are none.
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class Host:
         store: PrivateStore,
         key: Key,
         devices: Sequence[torch.device] = (CPU,),
+        liars: Liars | None = None,
     ) -> None:
+        self.liars = liars
         self._method, self._dataset, self._partition = method, dataset, partition
         self.store, self._key = store, key
         self._like: Tree | None = None
@@ -114,6 +118,8 @@ class Host:
         """
         private = self.private(client, exchange.version)
         data = self.data(client, device or self.device)
+        if self.liars is not None:
+            data = self.liars.data(exchange, client, data)
         drawn = self.checks.draw(exchange.work, data, exchange.client_key(client))
         return ClientCall(client, exchange.message(client), private, drawn)
 
@@ -142,7 +148,10 @@ class Host:
             if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves):
                 return Arrival(client, None, Fault("refused", f"its private state {NOT_FINITE}"))
             self.store.save(client, exchange.version, tree.detach(reply.private))
-        return Arrival(client, reply._replace(up=tree.detach(dict(reply.up)), private={}))
+        sent = reply._replace(up=tree.detach(dict(reply.up)), private={})
+        if self.liars is not None:
+            sent = self.liars.reply(exchange, client, call.down, sent)
+        return Arrival(client, sent)
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
         """Delete the new private states of the clients whose replies were not accepted."""

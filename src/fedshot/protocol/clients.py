@@ -17,6 +17,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.protocol.exchange import ClientWork, Exchange, Fault, Fleet, Outcome, PerClient, Reply
 from fedshot.protocol.reducers import Reducer
+from fedshot.protocol.robust_reducers import Aggregation
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -35,6 +36,7 @@ class Clients:
         round: number of the round, from 1; 0 is before training.
         phase: whether the round's traffic counts as training or evaluation.
         combine: runs an exchange and combines the replies; by default `reduce_replies`.
+        aggregation: how parts are aggregated in training; None for the method's own reducers.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class Clients:
         round: int = 0,
         phase: Literal["train", "evaluate"] = "train",
         combine: Callable[[Fleet, Exchange], Outcome] | None = None,
+        aggregation: Aggregation | None = None,
     ) -> None:
         self._fleet, self.ids, self._cohort = fleet, ids, cohort
+        self._aggregation = aggregation if phase == "train" else None
         self._quorum, self._round, self._phase = quorum, round, phase
         self._combine = combine or reduce_replies
         self._keys: set[tuple[Key, str]] = set()
@@ -124,6 +128,8 @@ class Clients:
         # An evaluation reads the states at the end of its round, so its version is above theirs.
         version = (self._round, len(self._keys) if self._phase == "train" else LAST)
         self._keys.add((key, asked.name))
+        if self._aggregation is not None:
+            reduce = self._aggregation.reducers(asked.name, version[1], reduce)
         exchange = Exchange(asked, down, tuple(to), reduce, key, version, self._phase)
         outcome = self._combine(self._fleet, exchange)
         self._fleet.settle(exchange, frozenset(outcome.accepted))

@@ -20,7 +20,7 @@ from fedshot.config.schema import RunOptions
 from fedshot.config.settings import Settings
 from fedshot.core.errors import ConfigError, nearest
 
-ROW_MAY_SET = ("method", "model.head", "model.norm_policy", "episode.labels")
+ROW_MAY_SET = ("method", "model.head", "model.norm_policy", "episode.labels", "aggregate")
 """The settings that a row may change, because they belong to its method."""
 ON_FEATURES = "model.backbone"
 """What a row may change, too, if a frozen encoder computes the features of all rows."""

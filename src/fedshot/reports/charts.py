@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import plotly.graph_objects as go
@@ -153,6 +153,34 @@ def spread(
     )  # fmt: skip
     height = 190 + 74 * len(clients)
     return _done(figure, height, height)
+
+
+def contributions(
+    clients: Mapping[int, Sequence[tuple[int, float]]], liars: Collection[int], name: str
+) -> Figure:
+    """Return a figure of a number of each client by round; `liars` stand out.
+
+    Args:
+        clients: client -> (round, number) of each round with a reply.
+        liars: clients whose lines are thick and coloured.
+        name: what the numbers are, "norm" or "cosine"; norms have a logarithmic axis.
+    """
+    figure = go.Figure()
+    coloured = sorted(set(liars) & set(clients))
+    for client in [*(c for c in clients if c not in coloured), *coloured]:
+        i = coloured.index(client) if client in coloured else None
+        line = {"color": "#8c8c8c", "width": 1} if i is None else _line(i, 3)
+        figure.add_scatter(
+            x=[round for round, _ in clients[client]],
+            y=[_number(value) for _, value in clients[client]],
+            name=f"client {client}" + ("" if i is None else ", dishonest"), line=line,
+            mode="lines" if len(clients[client]) > 1 else "markers", showlegend=i is not None,
+            hovertemplate="%{fullData.name}: %{y:.3g}<extra></extra>",
+        )  # fmt: skip
+    figure.update_layout(xaxis_title=AXES["rounds"], yaxis_title=name, legend=_LEGEND)
+    if name == "norm":
+        figure.update_yaxes(type="log")
+    return _done(figure, 380, 340)
 
 
 def partition(held: PartitionTable) -> Figure:

@@ -25,6 +25,7 @@ from fedshot.reports.run_views import DataViews
 from fedshot.reports.significance import ComparisonRow
 from fedshot.reports.summary import summary
 from fedshot.reports.table import comparison_values
+from fedshot.reports.trust_views import CLIENT, OUTCOME, trust_views
 
 
 def write_page(
@@ -70,6 +71,8 @@ def write_page(
             ("confusion", "Confusion matrix", [*figures.confusion(groups)]),
             ("map", "Novel classes in the feature space", [*figures.novel_classes(views)]),
         ],
+        trust=trust_views(groups),
+        trust_heads=(OUTCOME, CLIENT),
         faults=ledgers.faults(runs),
         ledgers=ledgers.ledgers(groups),
         episodes=ledgers.episodes(rows),

@@ -25,13 +25,16 @@ from fedshot.core.devices import described
 from fedshot.core.errors import CheckpointError, QuorumError, as_path, check_kind
 from fedshot.core.locks import Lock
 from fedshot.core.machine import keep_freed_memory
-from fedshot.core.text import count
+from fedshot.core.text import count, joined
 from fedshot.core.tree import Tree
+from fedshot.evaluation.backdoor_test import TriggeredEpisodes, success_rate
 from fedshot.evaluation.episodic_test import EpisodicTest, Score, ValidationResult, score
 from fedshot.evaluation.raw_baselines import raw_baselines
+from fedshot.fleets.attacks import Backdoor
 from fedshot.fleets.client_checks import checked_round
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
+from fedshot.fleets.liars import Colluding, Liars
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
@@ -40,9 +43,11 @@ from fedshot.fleets.threads import Threads
 from fedshot.fleets.unreliable import Chances, Unreliable, by_chance
 from fedshot.fleets.vectorised import Vectorised
 from fedshot.methods import user_methods as own
+from fedshot.protocol.aggregators import PlainMean
 from fedshot.protocol.clients import Clients, reduce_replies
 from fedshot.protocol.exchange import Exchange, Fleet, Outcome
-from fedshot.runs import dataset_info, run_folder
+from fedshot.protocol.robust_reducers import Aggregation
+from fedshot.runs import dataset_info, run_folder, trust
 from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.recorder import Record, Recorder
 
@@ -51,6 +56,8 @@ MAY_CHANGE = (
     "run.rounds", "run.quorum", "run.below_quorum", "run.checkpoint_every", "run.fleet",
     "run.workers", "run.allocator", "model.encoder.cache",
 )  # fmt: skip
+
+_TRIGGERED = 200  # episodes of a test of a backdoor
 
 # Names of partitions whose result changed before checkpoints recorded the partition's hash.
 _CHANGED_PARTITIONS = ("dirichlet", "clusters")
@@ -88,6 +95,8 @@ class Experiment:
         self.config, self.method = prepared.config, prepared.method
         self.recorder = Recorder(folder)
         self.checkpoints = run_folder.checkpoints(folder)
+        attack, clients = self.config.attack, len(prepared.client_split.train)
+        self.liars = Liars(attack, prepared.key, clients) if attack is not None else None
         host = Host(
             self.method,
             prepared.dataset,
@@ -95,8 +104,11 @@ class Experiment:
             PrivateStore(folder / "clients"),
             prepared.key.at("clients"),
             self.config.run.devices,
+            self.liars,
         )
         fleet: Fleet = fleet_for(host, self.config.run, prepared.workers)
+        if self.liars is not None:
+            fleet = Colluding(fleet, self.liars)
         self._combine: Callable[[Fleet, Exchange], Outcome] = reduce_replies
         if self.config.run.secure_sums:
             from fedshot.privacy.secure_sums.masking_clients import MaskingClients, simulated
@@ -110,6 +122,9 @@ class Experiment:
             plan = by_chance(prepared.key.at("unreliable"), **asdict(chances))
             fleet = Unreliable(fleet, plan)
         self.fleet = Guard(fleet)
+        self._aggregation: Aggregation | None = None
+        if self.liars is not None or self.config.aggregate != PlainMean():
+            self._aggregation = Aggregation(self.config.aggregate, folder)
         self.server: Tree = self.method.init(prepared.key.at("init"))
         self.round, self.best_round = 0, 0
         self.baselines: dict[str, Score] = {}  # on the test; set by `result`
@@ -162,6 +177,12 @@ class Experiment:
     def notices(self) -> list[str]:
         """Return messages for the user before a run starts or resumes."""
         found = self.prepared.notices()
+        if self.liars is not None:
+            named = joined([str(client) for client in sorted(self.liars.clients)])
+            found.append(
+                f"attack.name is {self.config.settings['attack']['name']!r}: of the clients, "
+                f"{named or 'none'} lie from round {self.liars.attack.from_round} on"
+            )
         resumes = self._started and self.round < self.config.run.rounds
         if resumes and (changes := self.recorder.changes(self.round, self._environment)):
             found.append(
@@ -199,6 +220,7 @@ class Experiment:
             "ledger": traffic,
             "seed": self.config.seed,
             **({"not_honest": marks} if marks else {}),
+            **self._attack_result(),
         }
         self.recorder.write(run_folder.RESULT, result, sync=True)
         self.baselines = self.raw_baselines(self.prepared.test)
@@ -225,6 +247,31 @@ class Experiment:
             "split": "classes" if self.config.split.users is None else "users",
             "shape": {"way": list(test.ways), "shot": None if own else self.config.test.shot},
         }
+
+    def _attack_result(self) -> dict[str, Any]:
+        """Return the dishonest clients and the success rate of a backdoor, for result.json."""
+        if self.liars is None:
+            return {}
+        found: dict[str, Any] = {"liars": sorted(self.liars.clients)}
+        if isinstance(self.liars.attack, Backdoor):
+            found["backdoor"] = self._backdoor_success()
+        return {"attack": found}
+
+    def _backdoor_success(self) -> float | None:
+        """Return the share of triggered queries that the chosen round assigns to the class."""
+        device, test = self.config.run.devices[0], self.prepared.test
+        server, clients = self.chosen(), self._clients(self.best_round, "evaluate")
+        key = self.prepared.key.at("round", self.best_round, "backdoor")
+        triggered = TriggeredEpisodes(
+            test.eval_episodes.on(device), self.prepared.dataset, _TRIGGERED
+        )
+        ledger = self.meter.to_json()
+        try:
+            with self.config.run.arithmetic():
+                predictions = self.method.evaluate(tree.to(server, device), clients, triggered, key)
+        finally:
+            self.meter.load_json(ledger)
+        return success_rate(predictions, test)
 
     @property
     def _chooses(self) -> bool:
@@ -285,6 +332,8 @@ class Experiment:
         clients = self._clients(self.round, "train")
         start, skipped = time.perf_counter(), None
         metrics: dict[str, float] = {}
+        measured = [] if self._aggregation is None else self._aggregation.measured
+        measured.clear()
         try:
             self.server, metrics = checked_round(
                 self.method, self.server, clients, self.prepared.key.at("round", self.round)
@@ -296,9 +345,17 @@ class Experiment:
             skipped = error.reason
         record = Record(
             self.round, metrics, faults=_faults(clients), skipped=skipped,
-            exchanges=clients.exchanges,
+            exchanges=clients.exchanges, extreme=trust.extreme(measured),
         )  # fmt: skip
+        if self.liars is not None:
+            self.liars.check_changed()
+        if self._aggregation is not None:
+            trust.append(self.folder, self.round, self._liars_in(self.round), measured)
         return self._close(record, time.perf_counter() - start)
+
+    def _liars_in(self, round: int) -> frozenset[int]:
+        lie = self.liars is not None and round >= self.liars.attack.from_round
+        return self.liars.clients if self.liars is not None and lie else frozenset()
 
     def _close(self, record: Record, seconds: float) -> Record:
         """Validate if due, then record and checkpoint the round."""
@@ -354,6 +411,7 @@ class Experiment:
         last = self.round if self._started else -1
         self.fleet.rewind(last, self._private)
         self.recorder.rewind(last)
+        trust.rewind(self.folder, last)
         self._best = self._best_so_far() if self._started else None
         if last < self.config.run.rounds:  # else there is nothing to train
             changed = None
@@ -494,6 +552,7 @@ class Experiment:
             round=round,
             phase=phase,
             combine=self._combine,
+            aggregation=self._aggregation,
         )
 
 

@@ -304,6 +304,12 @@ class PreparedRun(FederatedDataset):
                 "the data by user instead of by class, with split.users."
             )
         _check_way("episode.way", config.episode.max_way, traits.max_way)
+        if config.attack is not None and config.attack.poisons_data and traits.redealt:
+            raise ConfigError(
+                f"attack.name is {config.settings['attack']['name']!r}, which changes what a "
+                "client holds, and under partition 'redealt' all clients draw from one pool. "
+                "Choose another partition or attack."
+            )
         if config.episode.labels == "global":
             self._check_global_labels()
         self._check_clients()

@@ -98,6 +98,7 @@ class Record:
         elapsed: seconds since the previous record, including evaluation, by a monotonic clock; None
             for the first record that a process writes.
         ended: end of the round in UTC by the system clock, which may be set back.
+        extreme: client -> what of its reply was extreme; not in metrics.jsonl.
     """
 
     round: int
@@ -112,10 +113,13 @@ class Record:
     exchanges: int = 0
     elapsed: float | None = None
     ended: str = ""
+    extreme: dict[int, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values = {
+            name: getattr(self, name) for name in self.__dataclass_fields__ if name != "extreme"
+        }
         return values | {
             "validation": self.validation and self.validation.to_json(),
             "faults": list(self.faults),

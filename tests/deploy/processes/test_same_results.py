@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fedshot.runs import trust
 from fedshot.runs.checkpoint import Checkpoints
 
 from .local_federation import ALLOWED, LocalFederation, alone, newest, weights
@@ -64,6 +65,22 @@ def test_a_run_on_nodes_equals_one_on_the_sequential_fleet(
     assert result == here.result()
     for mine, theirs in zip(records, here.recorder.records(), strict=True):
         assert json.loads(json.dumps(mine.to_json())) | CLOCK == theirs | CLOCK
+
+
+@pytest.mark.parametrize("attack", ["sign_flip", "label_flip"])
+def test_clients_lie_on_their_nodes_as_they_do_on_one_machine(
+    federation: LocalFederation, tmp_path: Path, attack: str
+) -> None:
+    lies: dict[str, Any] = {"attack": {"name": attack, "clients": [0, 3]}, "aggregate": "median"}
+    change = {**METHODS["fl_proto"], **lies, "run": {"rounds": 2}}
+    with federation.experiment(change) as there:
+        records = list(there.run())
+    here = alone(tmp_path / "run", change)
+    assert not [fault for record in records for fault in record.faults]
+    assert weights(there.folder) == weights(here.folder)
+    assert trust.read(there.folder) == trust.read(here.folder)
+    honest = alone(tmp_path / "honest", {**METHODS["fl_proto"], "run": {"rounds": 2}})
+    assert weights(honest.folder) != weights(here.folder)
 
 
 def test_no_private_state_is_kept_at_the_server(

@@ -50,11 +50,12 @@ from fedshot.deploy.flower.node_registry import (
 from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, PerClient, Reply
-from fedshot.protocol.reducers import NOT_FINITE, Mean
+from fedshot.protocol.reducers import NOT_FINITE, Gather, Mean, Sum
 
 _MAX_ORDERS = 200  # a node with more pending orders gets no work
 _MAX_METRICS, _METRIC = 64, re.compile(r"\w[\w .:@%+-]{0,63}")
 _MAX_UNKNOWN = 200  # total length of the names of unknown parts
+_REDUCERS: dict[str, type[Any]] = {"mean": Mean, "sum": Sum, "gather": Gather}  # names in messages
 
 
 class FlowerFleet(Wrapper):
@@ -73,6 +74,7 @@ class FlowerFleet(Wrapper):
         entries: returns the operator's entry of each node, by node name; None if nodes have no
             keys.
         sizes: number of examples of each client, as far as the server knows.
+        names_reducers: whether nodes are told how parts are combined, which attacks need to know.
     """
 
     def __init__(
@@ -88,8 +90,10 @@ class FlowerFleet(Wrapper):
         tell: Callable[[str], None] = print,
         entries: Callable[[], Mapping[str, Entry]] | None = None,
         sizes: Mapping[int, int] = {},
+        names_reducers: bool = False,
     ) -> None:
         super().__init__(local)
+        self._names_reducers = names_reducers
         self.node_registry = NodeRegistry(
             transport, setup, session, tell, min(HELLO_SECONDS, deadline), entries
         )
@@ -259,6 +263,11 @@ class FlowerFleet(Wrapper):
         }
         if exchange.masking is not None:
             wire_message.head["work"]["masking"] = masking_to_json(exchange.masking)
+        if self._names_reducers:
+            wire_message.head["work"]["parts"] = {
+                name: next(kind for kind, cls in _REDUCERS.items() if isinstance(reducer, cls))
+                for name, reducer in exchange.reduce.items()
+            }
         return wire_message
 
     def _as_of(self, exchange: Exchange, node: Node) -> list[Any] | None:

@@ -151,6 +151,7 @@ def open_experiment(
                 tell=tell,
                 entries=partial(read_entries, server_folder.nodes) if operator.ca else None,
                 sizes=sizes,
+                names_reducers=prepared.config.attack is not None,
             )
             fleets.append(fleet)
             return Influence(fleet, deployment.norms, deployment.norm_multiple, record, tell)

@@ -47,11 +47,13 @@ from fedshot.deploy.flower.node_registry import NO_SEAL, Seal, SealRecord, check
 from fedshot.deploy.flower.policy import NO_BOUNDS, Policy, PolicyError, append_to_log
 from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.host import Host
+from fedshot.fleets.liars import Liars
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
 from fedshot.privacy.secure_sums.masking_clients import STEPS, MaskingClients
 from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Fault, Masking, PerClient
 from fedshot.protocol.method import Method
+from fedshot.protocol.reducers import Gather, Mean, Reducer, Sum
 from fedshot.runs.experiment import MAY_CHANGE, fleet_for
 from fedshot.runs.recorder import environment
 
@@ -59,6 +61,8 @@ _SET_ASIDE = "before-"  # prefix of set-aside folders, "before-<last committed r
 
 
 _ONE_THREAD = RunOptions(threads=1)
+# What a message calls the reducers, which decide which parts an attack changes.
+_REDUCERS: dict[str, Reducer] = {"mean": Mean({}), "sum": Sum({}), "gather": Gather()}
 
 
 class _SessionRecord(TypedDict):
@@ -113,7 +117,12 @@ class ClientRuntime:
         _check_settings(folder / "settings.json", config.settings)
         method = config.method(config.model.build(data.dataset), setup.classes, setup.clients)
         store, key = PrivateStore(folder / "clients"), Key(config.seed).at("clients")
-        host = Host(method, data.dataset, data.partition, store, key, devices_of(device))
+        liars = None
+        if config.attack is not None:
+            liars = Liars(config.attack, Key(config.seed), setup.clients)
+        host = Host(
+            method, data.dataset, data.partition, store, key, devices_of(device), liars
+        )  # fmt: skip
         if config.run.allocator == "keep":
             keep_freed_memory()
         run = replace(config.run, threads=config.run.threads or 1, workers=None, device=device)
@@ -186,6 +195,9 @@ class ClientRuntime:
             version = (int(work["version"][0]), int(work["version"][1]))
             as_of = checked_seal(work["as_of"]) if work.get("as_of") else None
             key = _key(work["key"])
+            reduce = {
+                str(part): _REDUCERS[kind] for part, kind in dict(work.get("parts", {})).items()
+            }
         step = name in STEPS
         client_work = ClientWork(None if step else self._method, name)
         if not step and not client_work.exists:
@@ -209,9 +221,10 @@ class ClientRuntime:
             if client not in self._clients:
                 yield Arrival(client, None, Fault("lost", "this node does not hold the client"))
         held = tuple(client for client in clients if client in self._clients)
-        exchange = Exchange(client_work, down, held, {}, key, version, phase, masking=masking)
+        exchange = Exchange(client_work, down, held, reduce, key, version, phase, masking=masking)
         with self._run.arithmetic():
-            yield from self._arrivals(exchange)
+            arrivals, liars = self._arrivals(exchange), self._fleet.host.liars
+            yield from arrivals if liars is None else liars.collude(exchange, arrivals)
 
     def _arrivals(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the fleet's arrivals; after an error, run the remaining clients one by one."""

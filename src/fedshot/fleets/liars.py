@@ -1,0 +1,179 @@
+"""The dishonest clients of a run: who they are, when they lie, and which parts they change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedshot.core import tree
+from fedshot.core.devices import CPU
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.data.episodes.episode import ClientData
+from fedshot.fleets.attacks import Attack
+from fedshot.fleets.wrapper import Wrapper
+from fedshot.protocol.client_vectors import ClientVectors
+from fedshot.protocol.exchange import Arrival, Exchange, Fleet, Reply
+from fedshot.protocol.reducers import Gather, Mean
+from fedshot.protocol.robust_reducers import COUNTS, SUMS, are_by_class, flat, shaped
+
+_MOST = 2.0**16  # largest |weight * x| of a lie, which every mean and sum of the methods accepts
+
+
+class Liars:
+    """The dishonest clients of a run, on the machine that holds their data.
+
+    Args:
+        attack: what they do.
+        key: key of the run, which draws the clients if the attack does not name them.
+        clients: number of clients of the run.
+
+    Raises ConfigError if the attack names a client that does not exist.
+    """
+
+    def __init__(self, attack: Attack, key: Key, clients: int) -> None:
+        self.attack, self._key = attack, key.at("attack")
+        self._n = clients
+        self.asked = self.changed = False  # whether a liar has replied; whether it changed anything
+        self._data: dict[int, ClientData] = {}
+        others = sorted(c for c in attack.clients or () if c >= clients)
+        if others:
+            raise ConfigError(
+                f"attack.clients names client {others[0]}, but there are {clients}, numbered from "
+                "0. Correct attack.clients."
+            )
+
+    @cached_property
+    def clients(self) -> frozenset[int]:
+        """The numbers of the dishonest clients."""
+        if self.attack.clients is not None:
+            return frozenset(self.attack.clients)
+        n = math.floor(self.attack.fraction * self._n + 0.5)
+        chosen = self._key.at("clients").numpy().choice(self._n, n, replace=False)
+        return frozenset(chosen.tolist())
+
+    def lies(self, exchange: Exchange, client: int) -> bool:
+        """Whether a client lies in an exchange."""
+        attack, (round, number) = self.attack, exchange.version
+        return (
+            exchange.phase == "train"
+            and client in self.clients
+            and round >= attack.from_round
+            and attack.exchange in (None, number)
+        )
+
+    def data(self, exchange: Exchange, client: int, data: ClientData) -> ClientData:
+        """Return the data that a client draws from in an exchange."""
+        if not self.attack.poisons_data or not self.lies(exchange, client):
+            return data
+        self.asked = self.changed = True
+        if client not in self._data:
+            self._data[client] = self.attack.data(data, self._key.at("data", client))
+        return self._data[client]
+
+    def reply(self, exchange: Exchange, client: int, down: Tree, reply: Reply) -> Reply:
+        """Return the reply that a client sends, given its message and its honest reply."""
+        if self.attack.colludes or not self.lies(exchange, client):
+            return reply
+        self.asked = True
+        key, up = exchange.client_key(client).at("attack"), dict(reply.up)
+        for name, start in _parts(exchange, down, reply):
+            part = up[name]
+            if name == SUMS and are_by_class(part, up.get(COUNTS)):
+                lie = self.attack.sums(part, up[COUNTS], key.at(name))
+            else:
+                x = part if start is None else tree.sub(part, start)
+                lie = shaped(self.attack.change(flat(x), key.at(name)), part)
+                lie = lie if start is None else tree.add(start, lie)
+            up[name] = _admitted(lie, float(reply.weight))
+            self.changed = self.changed or tree.digest(up[name]) != tree.digest(part)
+        return reply._replace(up=up)
+
+    def collude(self, exchange: Exchange, arrivals: Iterator[Arrival]) -> Iterator[Arrival]:
+        """Yield the arrivals of an exchange with the lies of clients that collude.
+
+        All replies are kept until the last has arrived.
+        """
+        if not self.attack.colludes or not any(self.lies(exchange, c) for c in exchange.to):
+            yield from arrivals
+            return
+        held = list(arrivals)
+        liars = [a for a in held if a.reply is not None and self.lies(exchange, a.client)]
+        honest = [a for a in held if a.reply is not None and not self.lies(exchange, a.client)]
+        lies: dict[str, Tensor] = {}
+        self.asked |= bool(liars)
+        if liars and honest:
+            first = honest[0].reply
+            assert first is not None
+            for name, reducer in exchange.reduce.items():
+                if isinstance(reducer, Mean) and tree.leaves(first.up.get(name, {})):
+                    lies[name] = self._common_lie(name, honest, len(liars))
+                    self.changed = True
+        for arrival in held:
+            reply = arrival.reply
+            if reply is None or not self.lies(exchange, arrival.client):
+                yield arrival
+                continue
+            own = {name: _admitted(shaped(lie, reply.up[name]), float(reply.weight))
+                   for name, lie in lies.items()}  # fmt: skip
+            yield arrival._replace(reply=reply._replace(up={**reply.up, **own}))
+
+    def _common_lie(self, name: str, honest: list[Arrival], liars: int) -> Tensor:
+        vectors: ClientVectors | None = None
+        for arrival in honest:
+            assert arrival.reply is not None
+            x = flat(arrival.reply.up[name])
+            vectors = vectors or ClientVectors(len(honest), len(x), x.dtype)
+            vectors.add(arrival.client, x, 1.0)
+        assert vectors is not None
+        return self.attack.collude(vectors, liars)
+
+    def check_changed(self) -> None:
+        """Raise ConfigError if clients have lied and their replies were the honest ones."""
+        if self.asked and not self.changed:
+            raise ConfigError(
+                "attack.name has no effect: the method uploads no part that this attack changes "
+                "in the exchanges in which clients lie. Choose another attack, or another "
+                "attack.exchange."
+            )
+
+
+class Colluding(Wrapper):
+    """A fleet whose dishonest clients know the replies of the others."""
+
+    def __init__(self, fleet: Fleet, liars: Liars) -> None:
+        super().__init__(fleet)
+        self._liars = liars
+
+    def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+        """Yield the arrivals of the fleet, with the lies."""
+        yield from self._liars.collude(exchange, iter(self.fleet.replies(exchange)))
+
+
+def _parts(exchange: Exchange, down: Tree, reply: Reply) -> Iterator[tuple[str, Tree | None]]:
+    """Yield the names of the parts that can be changed, with what the client started from.
+
+    None stands for a part that is a change itself, or sums.
+    """
+    for name, part in reply.up.items():
+        leaves = tree.leaves(part)
+        if name == COUNTS or not leaves or not all(map(torch.is_floating_point, leaves)):
+            continue
+        if not isinstance(exchange.reduce[name], Gather):
+            yield name, None
+            continue
+        received = [down[other] for other in sorted(down, key=lambda other: (other != name, other))
+                    if tree.difference(part, down[other]) is None]  # fmt: skip
+        if received:
+            yield name, tree.to(received[0], CPU)
+
+
+def _admitted(part: Tree, weight: float) -> Tree:
+    """Return a part bounded so that the guard admits it."""
+    most = _MOST / max(weight, 1.0)
+    return tree.map(lambda leaf: torch.nan_to_num(leaf).clamp(-most, most), part)
