@@ -52,6 +52,7 @@ from fedshot.methods.registry import METHODS
 from fedshot.methods.removed_options import without_removed
 from fedshot.methods.user_methods import FILES
 from fedshot.nn.models.model import Model
+from fedshot.privacy.differential import Privacy
 from fedshot.protocol.method import Method
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -83,6 +84,7 @@ class Config:
     method: MethodMaker
     run: RunOptions
     test: TestOptions
+    privacy: Privacy | None = None
     _made_of: Settings | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -149,6 +151,11 @@ class Config:
     def with_encoder(self, encoder: EncoderOptions | None) -> Config:
         """Return a copy with another encoder, or without one."""
         return replace(self, model=replace(self.model, encoder=encoder))
+
+    def with_noise(self, noise: float) -> Config:
+        """Return a copy of a private configuration with this noise multiplier."""
+        assert self.privacy is not None
+        return replace(self, privacy=replace(self.privacy, noise=noise))
 
     def write(self, path: Path) -> None:
         """Write the settings as YAML."""
@@ -277,6 +284,8 @@ def _settings_of(config: Config | SimpleNamespace) -> Settings:
             **_plain(ModelOptions, "model", config.model),
         },
         "method": {"name": config.method.name, **_plain(method, "method", chosen)},
+        # Left out without privacy, as in runs of versions that had none.
+        **({} if config.privacy is None else {"privacy": _kind_of("privacy", config.privacy)}),
     }
 
 
@@ -340,7 +349,7 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
         **model,
     )
     parts["method"] = _Maker(names["method"], chosen, parts["episode"], parts["partition"])
-    parts |= {"name": name, "seed": seed}
+    parts = {"privacy": None} | parts | {"name": name, "seed": seed}
     return {"settings": _settings_of(SimpleNamespace(**parts)), **parts}
 
 

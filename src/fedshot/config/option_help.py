@@ -26,7 +26,7 @@ from fedshot.config.validation import schema_of
 from fedshot.core.errors import ConfigError, nearest
 
 PATHS = ("data", "split", "partition", "episode", "model", "model.backbone", "model.head",
-         "model.encoder", "method", "run", "test")  # fmt: skip
+         "model.encoder", "method", "privacy", "run", "test")  # fmt: skip
 _WIDTH = 100
 
 
@@ -70,7 +70,14 @@ class _NoEncoder:
     """No encoder: the backbone takes the data themselves."""
 
 
-_NO: dict[str, type[Any]] = {"model.head": _NoHead, "model.encoder": _NoEncoder}
+@dataclass(frozen=True)
+class _NoPrivacy:
+    """No differential privacy."""
+
+
+_NO: dict[str, type[Any]] = {
+    "model.head": _NoHead, "model.encoder": _NoEncoder, "privacy": _NoPrivacy
+}  # fmt: skip
 
 
 class _Untitled(GenerateJsonSchema):

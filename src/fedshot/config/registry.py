@@ -25,6 +25,7 @@ from fedshot.methods.registry import METHODS
 from fedshot.methods.removed_options import REMOVED
 from fedshot.nn.heads import HEADS
 from fedshot.nn.models.backbones import BACKBONES
+from fedshot.privacy.differential import LEVELS
 
 # The components at each key path: their dataclasses by name, and the default name.
 KINDS: dict[str, tuple[Mapping[str, type[Any]], str]] = {
@@ -34,6 +35,7 @@ KINDS: dict[str, tuple[Mapping[str, type[Any]], str]] = {
     "model.head": (HEADS, "linear"),
     "model.encoder": (ENCODERS, "none"),
     "method": (METHODS, "fl_proto"),
+    "privacy": (LEVELS, "none"),
 }
 SECTIONS: dict[str, type[Any]] = {
     "split": SplitOptions,
@@ -43,7 +45,7 @@ SECTIONS: dict[str, type[Any]] = {
     "test": TestOptions,
 }
 NONE = "none"  # no component at a key path of OPTIONAL
-OPTIONAL = ("model.head", "model.encoder")
+OPTIONAL = ("model.head", "model.encoder", "privacy")
 # Renamed options: old key path, new key path, and the values that were renamed with the option.
 _RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
     "method.floor": ("method.min_prob", {}),

@@ -15,6 +15,7 @@ PACKAGES = {
     "pandas": ("pandas",),
     "optuna": ("optuna",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "privacy": ("dp_accounting",),
     "reports": ("matplotlib", "plotly", "jinja2", "markupsafe"),
     "timm": ("timm", "torchvision"),
     "tracking": ("tensorboard", "wandb", "mlflow"),

@@ -119,11 +119,14 @@ class Clients:
         version = (self._round, len(self._keys) if self._phase == "train" else LAST)
         self._keys.add((key, asked.name))
         exchange = Exchange(asked, down, tuple(to), reduce, key, version, self._phase)
-        outcome = reduce_replies(self._fleet, exchange)
+        outcome = self._reduce(exchange)
         self._fleet.settle(exchange, frozenset(outcome.accepted))
         self.faults += sorted(outcome.faults.items())
         self._check_quorum(outcome, len(exchange.to))
         return outcome
+
+    def _reduce(self, exchange: Exchange) -> Outcome:
+        return reduce_replies(self._fleet, exchange)
 
     def _check_quorum(self, outcome: Outcome, asked: int) -> None:
         quorum = max(1, math.ceil(Fraction(str(self._quorum)) * asked))

@@ -44,6 +44,7 @@ from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Fleet
 from fedshot.runs import dataset_info, run_folder
 from fedshot.runs.prepare import PreparedRun
+from fedshot.runs.private_runs import PrivacyLedger
 from fedshot.runs.recorder import Record, Recorder
 
 # Settings that may change on resuming, since they do not affect what a round computes.
@@ -96,7 +97,9 @@ class Experiment:
             prepared.key.at("clients"),
             self.config.run.devices,
         )
-        self.meter = Meter(remote_fleet(fleet_for(host, self.config.run, prepared.workers)))
+        here = fleet_for(host, self.config.run, prepared.workers)
+        self.meter = Meter(remote := remote_fleet(here))
+        self._ledger = PrivacyLedger(prepared.privacy, folder, secret=remote is not here)
         fleet: Fleet = self.meter
         chances = self.config.run.unreliable
         if chances != Chances():
@@ -191,6 +194,7 @@ class Experiment:
             "bytes_up": self.meter.total("train", "up"),
             "ledger": traffic,
             "seed": self.config.seed,
+            **self._ledger.summary(self.round),
             **({"not_honest": marks} if marks else {}),
         }
         self.recorder.write(run_folder.RESULT, result, sync=True)
@@ -276,6 +280,7 @@ class Experiment:
 
     def _one_round(self) -> Record:
         clients = self._clients(self.round, "train")
+        self._ledger.charge(self.round)
         start, skipped = time.perf_counter(), None
         metrics: dict[str, float] = {}
         try:
@@ -323,6 +328,7 @@ class Experiment:
             seconds=seconds,
             elapsed=None if before is None else self._last_end - before,
             ended=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            epsilon=self._ledger.epsilon(round),
         )
         if self._lock is not None:
             self._lock.check()  # so that no two processes write to one folder
@@ -477,7 +483,7 @@ class Experiment:
     def _clients(self, round: int, phase: Literal["train", "evaluate"]) -> Clients:
         run, everyone = self.config.run, self.prepared.clients
         alone = phase == "evaluate" and self.config.test.first_client_only
-        return Clients(
+        return self._ledger.clients(
             self.fleet,
             everyone[:1] if alone else everyone,
             cohort=run.cohort,

@@ -30,6 +30,7 @@ from fedshot.evaluation.episodic_test import EpisodicTest, TestOptions
 from fedshot.nn.models.cost import step_flops
 from fedshot.protocol.method import Method
 from fedshot.runs.dataset_info import DatasetInfo
+from fedshot.runs.private_runs import planned
 
 _BIG = 4 * 10**11  # FLOPs from which a step uses all cores; it takes over a second on one core
 _SMALL = 3 * 10**8  # FLOPs below which Python's overhead dominates, so several workers do not help
@@ -261,6 +262,13 @@ class PreparedRun(FederatedDataset):
         if config.episode.labels == "global":
             self._check_global_labels()
         self._check_clients()
+        examples = sum(len(self.client_split.train[c]) for c in self.clients)
+        self.privacy = planned(
+            config, self.method, self.clients, examples, self.key.at("init"),
+            own_tests=self.own_tests,
+        )  # fmt: skip
+        if self.privacy is not None:
+            self.config = config.with_noise(self.privacy.accountant.noise)
         self.validation: EpisodicTest | None = None
         if self.own_tests:
             assert self.client_split.test is not None
@@ -280,7 +288,10 @@ class PreparedRun(FederatedDataset):
 
     def notices(self) -> list[str]:
         """Return messages for the user before round 1, with warnings of the method."""
-        return [*super().notices(), *self.method.traits.warnings]
+        found = [*super().notices(), *self.method.traits.warnings]
+        if self.privacy is not None and self.own_tests:
+            found.append("epsilon covers the training; scores of clients' own tests get no noise")
+        return found
 
     def episodic_test(self, options: TestOptions) -> EpisodicTest:
         """Return a test on the novel rows with these options."""

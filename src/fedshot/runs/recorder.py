@@ -63,6 +63,7 @@ class RecordJson(TypedDict):
     faults: list[FaultJson]
     skipped: str | None
     ended: NotRequired[Annotated[str, AfterValidator(_checked_instant)]]
+    epsilon: NotRequired[float]
 
 
 class Change(TypedDict):
@@ -98,6 +99,7 @@ class Record:
         elapsed: seconds since the previous record, including evaluation, by a monotonic clock; None
             for the first record that a process writes.
         ended: end of the round in UTC by the system clock, which may be set back.
+        epsilon: privacy loss so far, at the run's privacy.delta; None without privacy.
     """
 
     round: int
@@ -112,10 +114,13 @@ class Record:
     exchanges: int = 0
     elapsed: float | None = None
     ended: str = ""
+    epsilon: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        if self.epsilon is None:
+            del values["epsilon"]
         return values | {
             "validation": self.validation and self.validation.to_json(),
             "faults": list(self.faults),
