@@ -72,7 +72,10 @@ def vector(*values: float) -> Tensor:
 
 def test_a_client_is_scaled_down_to_the_clip_over_all_parts_and_none_is_scaled_up() -> None:
     """Client 0 has norm 5 over both parts and clip 1; client 1 has norm 0.5."""
-    parts = {0: {"a": vector(3, 0), "b": vector(0, 4)}, 1: {"a": vector(0.3, 0), "b": vector(0.4, 0)}}
+    parts = {
+        0: {"a": vector(3, 0), "b": vector(0, 4)},
+        1: {"a": vector(0.3, 0), "b": vector(0.4, 0)},
+    }
     like = {"a": Sum(ZEROS), "b": Mean(ZEROS)}
     got = exchanged(Mechanism(0.0, 1.0), parts, like, quorum=0.0)
     torch.testing.assert_close(got["a"], vector(0.6 + 0.3, 0))

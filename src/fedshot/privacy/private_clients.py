@@ -219,7 +219,7 @@ def rehearse(method: Method[Any], ids: Sequence[int], mechanism: Mechanism, key:
     server = method.init(key)
     clients = Rehearsal(ids, replace(mechanism, secret=False), round=1)
     method.round(server, clients, key)
-    if not clients.exchanges:
+    if not clients.parts:
         raise ConfigError(
             f"privacy is set, and the clients of {method.name} send nothing, so there is nothing "
             "to hide. Set privacy to none."

@@ -151,6 +151,11 @@ class Experiment:
         """Whether the run has a checkpoint to continue from (round 0 has one, too)."""
         return self._started
 
+    @property
+    def spent(self) -> dict[str, Any]:
+        """Epsilon so far and what it is about, as in result.json; {} without privacy."""
+        return self._ledger.spent(self.round)
+
     def alone(self) -> AbstractContextManager[Lock]:
         """Lock the run's folder, so that only this process trains in it: see `run_folder.alone`."""
         return run_folder.alone(self.folder)
@@ -194,7 +199,7 @@ class Experiment:
             "bytes_up": self.meter.total("train", "up"),
             "ledger": traffic,
             "seed": self.config.seed,
-            **self._ledger.summary(self.round),
+            **({"privacy": spent} if (spent := self.spent) else {}),
             **({"not_honest": marks} if marks else {}),
         }
         self.recorder.write(run_folder.RESULT, result, sync=True)

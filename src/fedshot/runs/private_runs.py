@@ -174,11 +174,9 @@ class PrivacyLedger:
         """Return epsilon after a round; None without privacy."""
         return None if self._plan is None else self._plan.epsilon(round, self._repeated(round))
 
-    def summary(self, round: int) -> dict[str, Any]:
+    def spent(self, round: int) -> dict[str, Any]:
         """Return the entry of result.json after a round; {} without privacy."""
-        if self._plan is None:
-            return {}
-        return {"privacy": self._plan.to_json(round, self._repeated(round))}
+        return {} if self._plan is None else self._plan.to_json(round, self._repeated(round))
 
     def charge(self, round: int) -> None:
         """Count a round that is about to begin. Raises ConfigError if the budget is spent."""
