@@ -11,6 +11,7 @@ import yaml
 
 from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError
+from fedshot.methods.registry import METHODS
 from fedshot.privacy.accounting import Accountant
 from fedshot.privacy.differential import Mechanism
 from fedshot.reports import Run, summary
@@ -137,7 +138,7 @@ def test_a_run_records_what_it_spends_and_a_resumed_one_spends_no_more(tmp_path:
     result = json.loads((tmp_path / "whole" / "result.json").read_text(encoding="utf-8"))
     assert result["privacy"]["epsilon"] == spent[-1]
     text = summary([], [Run.read(tmp_path / "whole", "A run")])
-    assert "A run hides single clients: epsilon is 8 at delta 0.01." in text
+    assert f"A run hides single clients: epsilon is {spent[-1]:.3g} at delta 0.01." in text
 
     with pytest.raises(ConfigError) as error:
         PreparedRun(Config.of(merged(settings, {"run": {"rounds": 9}})))
@@ -169,3 +170,32 @@ def test_a_one_round_method_hides_examples_at_one_cost_for_all_rounds(
     spent = [record["epsilon"] for record in made.recorder.records()]
     assert spent == [0.0] + 3 * [Accountant(5.0, 1e-4).epsilon(1)]
     assert made.result().accuracy > 0.2
+
+
+COVERED = {
+    "fedavg_probe", "fedbabu", "fedfsl_naive", "fedfsl_prox", "fedfsl_mi", "fedfsl_mi_adv",
+    "fedmeta", "fl_proto", "frl", "frl_finetune", "frl_frozen", "frl_one_shot", "frl_personal",
+    "fedncm", "fedcgs", "fed3r", "fedavg", "fedprox", "per_fedavg",
+}  # fmt: skip
+"""The methods of docs/privacy.md whose server learns sums alone, and whose server model predicts."""
+ONLY_OLD_CLASSES = {
+    "fedavg", "fedprox", "ditto", "fedfomo", "fedproto", "fedrep", "heur_fedamp", "per_fedavg",
+    "pfedme",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_covered_or_refused_with_a_reason(name: str) -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
+    method = {"name": name} | ({"positions": "pooled"} if name == "frl" else {})
+    head = {"model": {"head": {"name": "linear", "way": 10}}}
+    own = {**OWN, **LAST} if name in ONLY_OLD_CLASSES else {}
+    try:
+        plan = PreparedRun(Config.of(merged(SMALL, {"method": method}, CLIENT, head, own))).privacy
+    except ConfigError as error:
+        assert "privacy is set, and" in str(error)
+        assert name not in COVERED
+    else:
+        assert plan is not None
+        assert name in COVERED

@@ -93,7 +93,7 @@ def planned(
     require("privacy", "privacy")
     by_client = isinstance(options, ClientLevel)
     level, units = ("client", len(clients)) if by_client else ("example", examples)
-    if options.delta > 1 / units:
+    if units and options.delta > 1 / units:  # a server without the data counts no examples
         raise ConfigError(
             f"privacy.delta is {options.delta}, above 1 / {units:,}: with that delta the run may "
             f"publish all that it knows of one {level}. Set privacy.delta to {1 / units:.1g} or "
