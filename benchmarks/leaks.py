@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,25 +52,27 @@ def gradient(model: Model, params: Any, x: Tensor, y: Tensor, *, graph: bool) ->
 def inverted(model: Model, params: Any, seen: list[Tensor], y: Tensor) -> Tensor:
     """Return images in [0, 1] whose gradient has the direction of the one seen."""
     length = torch.sqrt(sum((leaf**2).sum() for leaf in seen))
-    best, found = math.inf, torch.zeros(len(y), 64)
+
+    def mismatch(raw: Tensor) -> Tensor:
+        mine = gradient(model, params, torch.sigmoid(raw), y, graph=True)
+        dot = sum((a * b).sum() for a, b in zip(mine, seen, strict=True))
+        return 1 - dot / (length * torch.sqrt(sum((leaf**2).sum() for leaf in mine)))
+
+    found = []
     for start in range(2):
-        raw = torch.randn(len(y), 64, generator=KEY.at("start", start).torch(), dtype=torch.float64)
-        raw = (0.1 * raw).requires_grad_()
+        drawn = KEY.at("start", start).numpy().normal(0, 0.1, (len(y), 64))
+        raw = torch.tensor(drawn, requires_grad=True)
         search = torch.optim.LBFGS([raw], max_iter=200, line_search_fn="strong_wolfe")
+        search.step(partial(_slope, search, mismatch, raw))
+        found.append((float(mismatch(raw).detach()), torch.sigmoid(raw.detach())))
+    return min(found, key=lambda one: one[0])[1]
 
-        def mismatch() -> Tensor:
-            search.zero_grad()
-            mine = gradient(model, params, torch.sigmoid(raw), y, graph=True)
-            dot = sum((a * b).sum() for a, b in zip(mine, seen, strict=True))
-            loss = 1 - dot / (length * torch.sqrt(sum((leaf**2).sum() for leaf in mine)))
-            loss.backward()
-            return loss
 
-        search.step(mismatch)  # type: ignore[arg-type]
-        reached = float(mismatch().detach())
-        if reached < best:
-            best, found = reached, torch.sigmoid(raw.detach())
-    return found
+def _slope(search: torch.optim.Optimizer, loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    search.zero_grad()
+    value = loss(at)
+    value.backward()
+    return value.detach()
 
 
 def inversion() -> None:
