@@ -115,6 +115,8 @@ def _facts(record: Record, name: str) -> str:
     if record.validation:
         facts.append(f"{name} {record.validation}")
     facts.append(f"{record.bytes_down / 1e6:.2f} MB down, {record.bytes_up / 1e6:.2f} MB up")
+    if record.epsilon is not None:
+        facts.append(f"epsilon {record.epsilon:.3g}")
     if record.faults:
         facts.append(lost_or_rejected(len(record.faults)))
     return "  ".join(facts)

@@ -228,7 +228,7 @@ def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, An
     given: Settings = {}
     for key, value in settings.items():
         close = difflib.get_close_matches(key, _WITHOUT_SECTION, 1, 0.75)
-        if close and key not in _WITHOUT_SECTION:
+        if close and key not in _WITHOUT_SECTION and "." not in key:
             raise ConfigError(f"there is no option {key!r}. Did you mean {close[0]!r}?")
         for path in _WITHOUT_SECTION.get(key, (key,)):
             trees.put(given, path, long(path, _plain(value)))

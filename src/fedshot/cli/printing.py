@@ -48,6 +48,10 @@ def say_score(
         facts.append(f"{score.unanswered} unanswered")
     if score.diverged:
         facts.append(f"{score.diverged} diverged (counted as wrong)")
+    if spent := experiment.spent:
+        facts.append(
+            f"epsilon {spent['epsilon']:.3g} at delta {spent['delta']:g} ({spent['level']})"
+        )
     if score.worst_tenth is not None:
         facts.append(f"worst tenth {100 * score.worst_tenth:.2f} %")
     if far := far_below(score.clients):

@@ -56,6 +56,7 @@ from fedshot.methods.removed_options import without_removed
 from fedshot.methods.user_methods import FILES
 from fedshot.nn.models.backbones import Backbone
 from fedshot.nn.models.model import Model
+from fedshot.privacy.differential import Privacy
 from fedshot.protocol.aggregators import Aggregator, PlainMean
 from fedshot.protocol.method import Method
 
@@ -91,6 +92,7 @@ class Config:
     test: TestOptions
     attack: Attack | None = None
     aggregate: Aggregator = PlainMean()
+    privacy: Privacy | None = None
     _made_of: Settings | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -162,6 +164,11 @@ class Config:
     def with_backbone(self, backbone: Backbone) -> Config:
         """Return a copy with another backbone."""
         return replace(self, model=replace(self.model, backbone=backbone))
+
+    def with_noise(self, noise: float) -> Config:
+        """Return a copy of a private configuration with this noise multiplier."""
+        assert self.privacy is not None
+        return replace(self, privacy=replace(self.privacy, noise=noise))
 
     def write(self, path: Path) -> None:
         """Write the settings as YAML."""
@@ -292,6 +299,7 @@ def _settings_of(config: Config | SimpleNamespace) -> Settings:
         },
         "method": {"name": config.method.name, **_plain(method, "method", chosen)},
         # Left out unless they are chosen, as in runs of versions without them.
+        **({} if config.privacy is None else {"privacy": _kind_of("privacy", config.privacy)}),
         **({} if config.attack is None else {"attack": _kind_of("attack", config.attack)}),
         **({} if config.aggregate == PlainMean()
            else {"aggregate": _kind_of("aggregate", config.aggregate)}),
@@ -359,7 +367,7 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
         **model,
     )
     parts["method"] = _Maker(names["method"], chosen, parts["episode"], parts["partition"])
-    parts |= {"name": name, "seed": seed, "attack": parts.get("attack")}
+    parts = {"privacy": None, "attack": None} | parts | {"name": name, "seed": seed}
     return {"settings": _settings_of(SimpleNamespace(**parts)), **parts}
 
 

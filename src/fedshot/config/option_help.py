@@ -26,7 +26,7 @@ from fedshot.config.validation import schema_of
 from fedshot.core.errors import ConfigError, nearest
 
 PATHS = ("data", "split", "partition", "episode", "model", "model.backbone", "model.head",
-         "model.encoder", "method", "run", "test", "attack", "aggregate")  # fmt: skip
+         "model.encoder", "method", "run", "test", "privacy", "attack", "aggregate")  # fmt: skip
 _WIDTH = 100
 
 
@@ -71,12 +71,16 @@ class _NoEncoder:
 
 
 @dataclass(frozen=True)
+class _NoPrivacy:
+    """No differential privacy."""
+
+
 class _NoAttack:
     """All clients are honest."""
 
 
 _NO: dict[str, type[Any]] = {"model.head": _NoHead, "model.encoder": _NoEncoder,
-                             "attack": _NoAttack}  # fmt: skip
+                             "privacy": _NoPrivacy, "attack": _NoAttack}  # fmt: skip
 
 
 class _Untitled(GenerateJsonSchema):

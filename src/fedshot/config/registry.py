@@ -27,6 +27,7 @@ from fedshot.methods.registry import METHODS
 from fedshot.methods.removed_options import REMOVED
 from fedshot.nn.heads import HEADS
 from fedshot.nn.models import backbones
+from fedshot.privacy.differential import LEVELS
 from fedshot.protocol.aggregators import AGGREGATORS
 
 # The components at each key path: their dataclasses by name, and the default name.
@@ -37,6 +38,7 @@ KINDS: dict[str, tuple[Mapping[str, type[Any]], str]] = {
     "model.head": (HEADS, "linear"),
     "model.encoder": (ENCODERS, "none"),
     "method": (METHODS, "fl_proto"),
+    "privacy": (LEVELS, "none"),
     "attack": (ATTACKS, "none"),
     "aggregate": (AGGREGATORS, "mean"),
 }
@@ -53,7 +55,7 @@ _PLUGINS = {  # group of entry points -> how its classes are registered
     "fedshot.partitions": partitions.register,
 }
 NONE = "none"  # no component at a key path of OPTIONAL
-OPTIONAL = ("model.head", "model.encoder", "attack")
+OPTIONAL = ("model.head", "model.encoder", "privacy", "attack")
 # Renamed options: old key path, new key path, and the values that were renamed with the option.
 _RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
     "method.floor": ("method.min_prob", {}),

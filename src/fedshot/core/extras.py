@@ -15,6 +15,7 @@ PACKAGES = {
     "pandas": ("pandas",),
     "optuna": ("optuna",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "privacy": ("dp_accounting",),
     "reports": ("matplotlib", "plotly", "jinja2", "markupsafe"),
     "secure": ("cryptography",),
     "timm": ("timm", "torchvision"),

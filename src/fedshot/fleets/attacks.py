@@ -242,7 +242,7 @@ def z_max(n: int, f: int) -> float:
     s = floor(n / 2 + 1) - f honest clients are needed for a majority, and z is the quantile
     (n - f - s) / (n - f) of the normal distribution.
     """
-    from scipy.special import ndtri  # type: ignore[import-untyped]  # importing takes 0.25 s
+    from scipy.special import ndtri
 
     s = n // 2 + 1 - f
     return float(ndtri((n - f - s) / (n - f)))

@@ -131,11 +131,14 @@ class Clients:
         if self._aggregation is not None:
             reduce = self._aggregation.reducers(asked.name, version[1], reduce)
         exchange = Exchange(asked, down, tuple(to), reduce, key, version, self._phase)
-        outcome = self._combine(self._fleet, exchange)
+        outcome = self._reduce(exchange)
         self._fleet.settle(exchange, frozenset(outcome.accepted))
         self.faults += sorted(outcome.faults.items())
         self._check_quorum(outcome, len(exchange.to))
         return outcome
+
+    def _reduce(self, exchange: Exchange) -> Outcome:
+        return self._combine(self._fleet, exchange)
 
     def _check_quorum(self, outcome: Outcome, asked: int) -> None:
         quorum = max(1, math.ceil(Fraction(str(self._quorum)) * asked))

@@ -166,6 +166,14 @@ class Method(ABC, Generic[S]):
         """All options that training depends on; None if runs never share their training."""
         return None
 
+    @property
+    def example_sensitivity(self) -> float | None:
+        """The most (L2) that one example can change the sums of a run; None if there is no bound.
+
+        It is for methods that upload sums over examples, each example once in a run.
+        """
+        return None
+
     def check_group(self, group: GroupSampler) -> None:
         """Raise ConfigError if the method cannot be tested on such groups of clients."""
 

@@ -27,6 +27,12 @@ def summary(rows: Sequence[ComparisonRow], runs: Sequence[Run] = ()) -> str:
             f"Training {printable(methods[0].label)} sent {megabytes(methods[0].bytes_down)} MB to "
             f"the clients and {megabytes(methods[0].bytes_up)} MB back, all clients together."
         )
+    for run in runs:
+        if spent := (run.result or {}).get("privacy"):
+            found.append(
+                f"{printable(run.label)} hides single {spent['level']}s: epsilon is "
+                f"{spent['epsilon']:.3g} at delta {spent['delta']:g}."
+            )
     if len({row.tasks for row in rows if row.tasks}) > 1:
         found.append(
             "Not all rows were evaluated on the same test episodes; differences between rows with "

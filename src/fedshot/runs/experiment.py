@@ -49,6 +49,7 @@ from fedshot.protocol.exchange import Exchange, Fleet, Outcome
 from fedshot.protocol.robust_reducers import Aggregation
 from fedshot.runs import dataset_info, run_folder, trust
 from fedshot.runs.prepare import PreparedRun
+from fedshot.runs.private_runs import PrivacyLedger
 from fedshot.runs.recorder import Record, Recorder
 
 # Settings that may change on resuming, since they do not affect what a round computes.
@@ -116,7 +117,9 @@ class Experiment:
 
             fleet = MaskingClients(fleet, simulated)
             self._combine = SecureSums(self.config.run.secure_threshold)
-        self.meter = fleet = Meter(remote_fleet(fleet))
+        remote = remote_fleet(fleet)
+        self._ledger = PrivacyLedger(prepared.privacy, folder, secret=remote is not fleet)
+        self.meter = fleet = Meter(remote)
         chances = self.config.run.unreliable
         if chances != Chances():
             plan = by_chance(prepared.key.at("unreliable"), **asdict(chances))
@@ -170,6 +173,11 @@ class Experiment:
         """Whether the run has a checkpoint to continue from (round 0 has one, too)."""
         return self._started
 
+    @property
+    def spent(self) -> dict[str, Any]:
+        """Epsilon so far and what it is about, as in result.json; {} without privacy."""
+        return self._ledger.spent(self.round)
+
     def alone(self) -> AbstractContextManager[Lock]:
         """Lock the run's folder, so that only this process trains in it: see `run_folder.alone`."""
         return run_folder.alone(self.folder)
@@ -219,6 +227,7 @@ class Experiment:
             "bytes_up": self.meter.total("train", "up"),
             "ledger": traffic,
             "seed": self.config.seed,
+            **({"privacy": spent} if (spent := self.spent) else {}),
             **({"not_honest": marks} if marks else {}),
             **self._attack_result(),
         }
@@ -330,6 +339,7 @@ class Experiment:
 
     def _one_round(self) -> Record:
         clients = self._clients(self.round, "train")
+        self._ledger.charge(self.round)
         start, skipped = time.perf_counter(), None
         metrics: dict[str, float] = {}
         measured = [] if self._aggregation is None else self._aggregation.measured
@@ -387,6 +397,7 @@ class Experiment:
             seconds=seconds,
             elapsed=None if before is None else self._last_end - before,
             ended=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            epsilon=self._ledger.epsilon(round),
         )
         if self._lock is not None:
             self._lock.check()  # so that no two processes write to one folder
@@ -544,7 +555,7 @@ class Experiment:
     def _clients(self, round: int, phase: Literal["train", "evaluate"]) -> Clients:
         run, everyone = self.config.run, self.prepared.clients
         alone = phase == "evaluate" and self.config.test.first_client_only
-        return Clients(
+        return self._ledger.clients(
             self.fleet,
             everyone[:1] if alone else everyone,
             cohort=run.cohort,

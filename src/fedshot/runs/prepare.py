@@ -32,8 +32,10 @@ from fedshot.evaluation.episodic_test import EpisodicTest, TestOptions
 from fedshot.nn.models.cost import step_flops
 from fedshot.nn.models.module_backbone import ModuleBackbone, held_backbone
 from fedshot.privacy.secure_sums.requirements import check_run
+from fedshot.protocol.aggregators import PlainMean
 from fedshot.protocol.method import Method
 from fedshot.runs.dataset_info import DatasetInfo
+from fedshot.runs.private_runs import planned
 
 _BIG = 4 * 10**11  # FLOPs from which a step uses all cores; it takes over a second on one core
 _SMALL = 3 * 10**8  # FLOPs below which Python's overhead dominates, so several workers do not help
@@ -264,6 +266,7 @@ class PreparedRun(FederatedDataset):
     """
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
+        _check_combination(config)
         super().__init__(config, data_dir)
         config = self.config
         if isinstance(config.model.backbone, ModuleBackbone):  # its hash may be unknown until now
@@ -313,6 +316,13 @@ class PreparedRun(FederatedDataset):
         if config.episode.labels == "global":
             self._check_global_labels()
         self._check_clients()
+        examples = sum(len(self.client_split.train[c]) for c in self.clients)
+        self.privacy = planned(
+            config, self.method, self.clients, examples, self.key.at("init"),
+            own_tests=self.own_tests,
+        )  # fmt: skip
+        if self.privacy is not None:
+            self.config = config.with_noise(self.privacy.accountant.noise)
         self.validation: EpisodicTest | None = None
         if self.own_tests:
             assert self.client_split.test is not None
@@ -332,7 +342,10 @@ class PreparedRun(FederatedDataset):
 
     def notices(self) -> list[str]:
         """Return messages for the user before round 1, with warnings of the method."""
-        return [*super().notices(), *self.method.traits.warnings]
+        found = [*super().notices(), *self.method.traits.warnings]
+        if self.privacy is not None and self.own_tests:
+            found.append("epsilon covers the training; scores of clients' own tests get no noise")
+        return found
 
     def episodic_test(self, options: TestOptions) -> EpisodicTest:
         """Return a test on the novel rows with these options."""
@@ -494,3 +507,23 @@ def _first(left_out: dict[int, str]) -> str:
     shown = [f"client {c} {reason}" for c, reason in sorted(left_out.items())]
     more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
     return "; ".join(shown[:3]) + more
+
+
+def _check_combination(config: Config) -> None:
+    """Raise ConfigError for two options that change the sums and do not know of each other."""
+    chosen = [
+        name
+        for name, used in {
+            "run.secure_sums": config.run.secure_sums,
+            "privacy": config.privacy is not None,
+            "attack": config.attack is not None,
+            "aggregate": config.aggregate != PlainMean(),
+        }.items()
+        if used
+    ]
+    if len(chosen) > 1 and chosen != ["attack", "aggregate"]:
+        raise ConfigError(
+            f"{chosen[0]} and {chosen[1]} are both set. Secure sums hide single uploads, and "
+            "privacy, attacks and robust aggregation need them. Of these only attack and aggregate "
+            "go together. Remove one."
+        )

@@ -63,6 +63,7 @@ class RecordJson(TypedDict):
     faults: list[FaultJson]
     skipped: str | None
     ended: NotRequired[Annotated[str, AfterValidator(_checked_instant)]]
+    epsilon: NotRequired[float]
 
 
 class Change(TypedDict):
@@ -99,6 +100,7 @@ class Record:
             for the first record that a process writes.
         ended: end of the round in UTC by the system clock, which may be set back.
         extreme: client -> what of its reply was extreme; not in metrics.jsonl.
+        epsilon: privacy loss so far, at the run's privacy.delta; None without privacy.
     """
 
     round: int
@@ -114,12 +116,15 @@ class Record:
     elapsed: float | None = None
     ended: str = ""
     extreme: dict[int, str] = field(default_factory=dict)
+    epsilon: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
         values = {
             name: getattr(self, name) for name in self.__dataclass_fields__ if name != "extreme"
         }
+        if self.epsilon is None:
+            del values["epsilon"]
         return values | {
             "validation": self.validation and self.validation.to_json(),
             "faults": list(self.faults),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired, TypeAlias
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
@@ -33,6 +33,12 @@ def _shown(held: ScoreJson) -> ScoreJson:
 _Tested: TypeAlias = Annotated[ScoreJson, AfterValidator(_shown)]
 
 
+class _Spent(TypedDict):
+    level: Literal["client", "example"]
+    epsilon: Annotated[float, Field(ge=0)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+
+
 class ResultJson(TypedDict):
     """The keys of result.json that are read; older versions wrote fewer."""
 
@@ -47,6 +53,7 @@ class ResultJson(TypedDict):
     bytes_down: NotRequired[Whole]
     bytes_up: NotRequired[Whole]
     ledger: NotRequired[list[LedgerLine]]
+    privacy: NotRequired[_Spent]
 
 
 @dataclass(frozen=True)

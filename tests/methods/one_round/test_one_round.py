@@ -25,7 +25,11 @@ from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
 from fedshot.learners.learner import EvalEpisode
-from fedshot.methods.one_round.feature_sums import OneRoundMethod, OneRoundState
+from fedshot.methods.one_round.feature_sums import (
+    OneRoundMethod,
+    OneRoundState,
+    without_negative,
+)
 from fedshot.methods.one_round.fed3r import FED3R
 from fedshot.methods.one_round.fedcgs import FedCGS
 from fedshot.methods.one_round.fedncm import FedNCM
@@ -204,6 +208,18 @@ def test_fedncm_is_the_cosine_with_class_means(center: bool, tmp_path: Path) -> 
     np.testing.assert_allclose(
         run.logits(of_base_classes()).numpy(), moved @ means.T / lengths, atol=1e-10
     )
+
+
+def test_noise_leaves_no_negative_eigenvalue_and_rounding_is_left_alone() -> None:
+    h = torch.randn(3, 8, dtype=torch.float64)
+    of_rank_3, noise = h.T @ h, torch.randn(8, 8, dtype=torch.float64)
+    assert without_negative(of_rank_3) is of_rank_3
+    noisy = of_rank_3 + noise + noise.T
+    values, vectors = torch.linalg.eigh(noisy)
+    assert values[0] < -1
+    nearest = without_negative(noisy)
+    torch.testing.assert_close(nearest, vectors @ values.clamp_min(0).diag() @ vectors.T)
+    assert without_negative(torch.zeros(2, 2)).abs().max() == 0
 
 
 def test_a_client_is_counted_once_in_whichever_rounds_it_is_sampled(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ class FewRoundMethod(Method[S]):
             new, divisor = combined(got)
             trail.append(Round(theta, prototypes, got.weight, divisor, got.accepted))
             theta, prototypes = tree.add(theta, got["theta"]), new
-            loss = got.metrics["support_loss"]
+            loss = got.metrics.get("support_loss", loss)
         refreshed = None
         if not local.linear and (self.refreshes or not rounds):
             stats = norms(theta)

@@ -24,6 +24,7 @@ prototypes are recomputed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -341,5 +342,5 @@ class FRL(MetaTrained):
             works = (self.pull_update, self.pull_census)
             g = through_rounds(clients, works, learned, g, of_prototypes, key)
         moved = got["stats"] if server.stats else {}
-        metrics = dict(got.metrics) | ({"support_loss": learned.loss} if learned.trail else {})
-        return self.step(server, g, moved, self.inner_rounds + 1), metrics
+        known = {} if math.isnan(learned.loss) else {"support_loss": learned.loss}
+        return self.step(server, g, moved, self.inner_rounds + 1), {**got.metrics, **known}

@@ -43,7 +43,7 @@ class Adapted(NamedTuple):
     prototypes: Prototypes | None
     trail: tuple[Round, ...]
     refreshed: Round | None  # the last exchange, for prototypes only
-    loss: float  # of the supports in the last round, nats; NaN without a round
+    loss: float  # of the supports in the last round, nats; NaN if it is not known
 
 
 def update_reply(

@@ -12,6 +12,7 @@ rounds.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,8 @@ from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import Method, Prediction, Traits, predict_at_server
 from fedshot.protocol.reducers import Sum
 
+_ROUNDING = 1e-8  # eigenvalues below this share of the largest entry are rounding
+
 
 class FeatureSums(NamedTuple):
     """Sums over the features h of training examples, in float64; C base classes, d features."""
@@ -53,7 +56,25 @@ class FeatureSums(NamedTuple):
         full = self.products.new_zeros(d, d)
         full[row, column] = self.products
         full[column, row] = self.products
-        return full
+        return without_negative(full)
+
+
+def without_negative(a: Tensor) -> Tensor:
+    """Return a symmetric matrix [d, d] with its negative eigenvalues set to 0.
+
+    Noise makes them, and then the result is the nearest positive semi-definite matrix. A matrix
+    whose negative eigenvalues are as small as rounding makes them is returned as it is.
+    """
+    slack = (
+        _ROUNDING
+        * a.diagonal().abs().max().clamp_min(1e-200)
+        * torch.eye(len(a), dtype=a.dtype, device=a.device)
+    )
+    if not torch.linalg.cholesky_ex(a + slack)[1]:
+        return a
+    values, vectors = torch.linalg.eigh(a)
+    found: Tensor = (vectors * values.clamp_min(0)) @ vectors.T
+    return found
 
 
 class OneRoundState(NamedTuple):
@@ -148,6 +169,11 @@ class OneRoundMethod(Method[OneRoundState]):
             hint = "If the data are features already, set model.backbone to mlp with hidden []"
             warnings += (f"{text}. {hint}.",)
         return replace(super().traits, adds_examples=True, warnings=warnings)
+
+    @property
+    def example_sensitivity(self) -> float | None:
+        """The norm of an example's count, features and products, of which each is at most 1."""
+        return math.sqrt(2 + self.needs_products) if self.normalize else None
 
     @abstractmethod
     def classifier(self, total: FeatureSums) -> Callable[[Labelled, Tensor], Tensor]:

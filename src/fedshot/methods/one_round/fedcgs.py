@@ -23,7 +23,12 @@ import torch
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError
-from fedshot.methods.one_round.feature_sums import FeatureSums, Labelled, OneRoundMethod
+from fedshot.methods.one_round.feature_sums import (
+    FeatureSums,
+    Labelled,
+    OneRoundMethod,
+    without_negative,
+)
 
 _ROUNDING = 1e-8  # fraction of the squared features below which a covariance is rounding error
 
@@ -74,7 +79,7 @@ class FedCGS(OneRoundMethod):
         identity = torch.eye(d, dtype=total.sums.dtype, device=total.sums.device)
         counts = total.counts.to(total.sums.dtype).clamp_min(1.0)
         between = (total.sums / counts[:, None]).T @ total.sums
-        sigma = (total.moment() - between) / max(1, n)
+        sigma = without_negative(total.moment() - between) / max(1, n)
         scale = float(sigma.trace()) / d
         if not scale * d * n > _ROUNDING * float(total.moment().trace()):
             return identity

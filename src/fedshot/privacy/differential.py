@@ -1,0 +1,204 @@
+"""Differential privacy of what the server learns from sums: bounded contributions and noise.
+
+Client level (McMahan et al. 2018, Learning differentially private recurrent language models): a
+client's parts of one exchange are clipped, all clients weigh the same, and Gaussian noise is added
+once to the sum; a mean divides by the expected number of clients, not by the number that replied.
+Example level: the method itself bounds what one example adds to the sums, so nothing is clipped.
+
+The noise is added to the integers of the fixed-point sum, so it is rounded as the sum is. Rounding
+each contribution to those integers may exceed a clip by a relative error of about 1e-8.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Annotated, Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import Above0
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.protocol.reducers import Mean, Sum
+
+Delta: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
+Clip: TypeAlias = float | Mapping[str, float]
+_ROOM = 32  # a fixed-point sum has room for so many standard deviations of noise
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What the privacy of both levels needs.
+
+    Args:
+        epsilon: the most that the run may spend at `delta`; null: no limit.
+        noise: noise multiplier: the standard deviation of the noise in every sum, divided by the
+            most that one client (or example) can change the sum. null: the least with which
+            `run.rounds` rounds spend at most `epsilon`; the run's config.yaml records the number.
+        delta: the delta of (epsilon, delta); at most 1 divided by the number of clients (or
+            examples).
+    """
+
+    epsilon: Above0 | None = None
+    noise: Above0 | None = None
+    delta: Delta = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.epsilon is None and self.noise is None:
+            raise ConfigError(
+                "privacy has neither epsilon nor noise. Set privacy.epsilon, such as 8, for the "
+                "least noise that keeps to it, or privacy.noise, such as 1.0."
+            )
+
+
+@dataclass(frozen=True)
+class ClientLevel(Privacy):
+    """Hide whether a client took part: contributions are clipped, and sums get noise.
+
+    Args:
+        clip: largest L2 norm of all parts that a client uploads in one exchange; or the largest
+            norm of each part by name, such as {theta: 0.5, sums: 10}. A larger part is scaled down.
+    """
+
+    clip: Above0 | dict[str, Above0] = 1.0
+
+
+@dataclass(frozen=True)
+class ExampleLevel(Privacy):
+    """Hide single examples, in one-round methods: sums over examples of bounded size get noise."""
+
+
+LEVELS: dict[str, type[Privacy]] = {"client": ClientLevel, "example": ExampleLevel}
+"""The values of `privacy.name`."""
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """How contributions are bounded and how much noise a sum gets.
+
+    Args:
+        noise: noise multiplier; 0 adds none, for tests.
+        clip: largest norm of a client's parts together, or of each part by name; None if nothing is
+            clipped.
+        sensitivity: the most that one example can change the sums, if nothing is clipped.
+        secret: whether noise and cohorts are drawn from the operating system. Otherwise they follow
+            from the seed of the run, and who knows the seed can subtract the noise.
+    """
+
+    noise: float
+    clip: Clip | None = None
+    sensitivity: float = 1.0
+    secret: bool = False
+
+    def clipped(self, up: Mapping[str, Tree]) -> dict[str, Tree]:
+        """Return a client's parts, scaled down to the clip if they are larger."""
+        if self.clip is None:
+            return dict(up)
+        if isinstance(self.clip, Mapping):
+            return {name: _scaled(part, self.clip[name]) for name, part in up.items()}
+        return dict(_scaled(dict(up), self.clip))
+
+    def deviation(self, part: str, parts: int) -> float:
+        """Return the standard deviation of the noise in one of the parts of an exchange.
+
+        With a clip for each part, the parts divided by their clips have a norm of at most
+        sqrt(parts) together.
+        """
+        if not self.noise:
+            return 0.0
+        if isinstance(self.clip, Mapping):
+            return self.noise * self.clip[part] * math.sqrt(parts)
+        return self.noise * (self.sensitivity if self.clip is None else self.clip)
+
+    def key(self, key: Key) -> Key:
+        """Return the key to draw with: `key`, or if draws are secret a key that nobody knows."""
+        return Key(secrets.randbits(128)).at(*key.path) if self.secret else key
+
+    def normals(self, key: Key) -> Callable[[int], NDArray[np.float64]]:
+        """Return a function that draws n standard normal numbers."""
+        if self.secret:
+            return _from_system
+        return key.numpy().standard_normal
+
+
+def _from_system(n: int) -> NDArray[np.float64]:
+    """Return n standard normal numbers, made from random bits of the operating system."""
+    from scipy.special import ndtri
+
+    bits = np.frombuffer(secrets.token_bytes(8 * n), np.uint64) >> np.uint64(11)
+    found: NDArray[np.float64] = ndtri((bits + 0.5) * 2.0**-53)
+    return found
+
+
+def _scaled(part: Tree, clip: float) -> Tree:
+    norm = math.sqrt(sum(float(leaf.double().square().sum()) for leaf in tree.leaves(part)))
+    if norm <= clip:
+        return part
+    return tree.map(lambda leaf: leaf.double() * (clip / norm), part)
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """A reducer that adds Gaussian noise to a sum, or to the numerator of a mean.
+
+    Args:
+        of: the reducer of the sum; it still checks the replies.
+        deviation: standard deviation of the noise in each number of the sum.
+        clients: the expected number of clients, by which a mean divides.
+        normals: function that draws n standard normal numbers.
+    """
+
+    of: Mean | Sum
+    deviation: float
+    clients: int
+    normals: Callable[[int], NDArray[np.float64]]
+
+    def start(self, cohort: int) -> _NoisySum:
+        """Begin a sum of at most `cohort` contributions."""
+        return _NoisySum(self, cohort)
+
+    def fault(self, client: int, part: Tree, weight: float) -> str | None:
+        """Return why the reducer of the sum refuses this part."""
+        return self.of.fault(client, part, weight)
+
+
+class _NoisySum:
+    """A sum in progress, which gets its noise with the result."""
+
+    def __init__(self, reducer: Noisy, cohort: int) -> None:
+        self._reducer, of = reducer, reducer.of
+        limit = max(of.limit, _ROOM * reducer.deviation)
+        like = tree.map(_floating, of.like)
+        self._sum: Any = replace(of, like=like, limit=limit).start(max(cohort, 1))
+
+    def add(self, client: int, part: Tree, weight: float) -> None:
+        del weight  # all clients weigh the same
+        self._sum.add(client, tree.map(_floating, part), 1.0)
+
+    def result(self) -> Tree:
+        reducer, total = self._reducer, self._sum.total
+        if reducer.deviation:
+            scale = reducer.deviation * 2.0**self._sum.bits
+            for leaf in tree.leaves(total):
+                drawn = torch.from_numpy(reducer.normals(leaf.numel())).reshape(leaf.shape)
+                leaf.add_((drawn * scale).round().long())
+        self._sum.weight = Fraction(reducer.clients)
+        return tree.map(_typed, self._sum.result(), reducer.of.like)
+
+
+def _floating(leaf: Tensor) -> Tensor:
+    return leaf if leaf.is_floating_point() else leaf.double()
+
+
+def _typed(found: Tensor, like: Tensor) -> Tensor:
+    return found if like.is_floating_point() else found.round().to(like.dtype)

@@ -1,0 +1,239 @@
+"""The clients of a private run: every exchange clips, and its sums get noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from fedshot.core import tree
+from fedshot.core.errors import ConfigError
+from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
+from fedshot.privacy.differential import Mechanism, Noisy
+from fedshot.protocol.clients import Clients, reduce_replies
+from fedshot.protocol.exchange import (
+    Arrival,
+    ClientWork,
+    Exchange,
+    Fleet,
+    Outcome,
+    PerClient,
+    Reply,
+)
+from fedshot.protocol.method import Method
+from fedshot.protocol.reducers import Mean, Reducer, Sum
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class PrivateClients(Clients):
+    """The population during one round of a private run.
+
+    A client is in the cohort with the same probability, independently of others, so the number of
+    clients varies; `cohort` is the expected number. All exchanges of a round go to one cohort. The
+    outcome of an exchange has no metrics, and a weight that does not depend on the replies.
+
+    Args:
+        fleet, ids, options: as for `Clients`.
+        mechanism: how contributions are bounded, and how much noise is added.
+        releases: the most exchanges of a round; None for any number.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        ids: Sequence[int],
+        mechanism: Mechanism,
+        releases: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(fleet, ids, **options)
+        self._mechanism, self._releases = mechanism, releases
+        self._cohorts: dict[Key, tuple[int, ...]] = {}
+
+    @property
+    def expected(self) -> int:
+        """The expected number of clients in a cohort."""
+        return min(self._cohort or len(self.ids), len(self.ids))
+
+    def sample(self, key: Key) -> tuple[int, ...]:
+        """Sample this round's cohort, each client with the same probability."""
+        if key not in self._cohorts:
+            n = len(self.ids)
+            chosen = tuple(self.ids)
+            if self.expected < n:
+                rolls = self._mechanism.key(key).at("cohort").numpy().random(n)
+                chosen = tuple(c for c, roll in zip(chosen, rolls, strict=True)
+                               if roll < self.expected / n)  # fmt: skip
+            self._cohorts[key] = chosen
+        return self._cohorts[key]
+
+    def exchange(
+        self,
+        work: Callable[..., Reply],
+        down: Tree | PerClient,
+        *,
+        to: Sequence[int],
+        reduce: Mapping[str, Reducer],
+        key: Key,
+    ) -> Outcome:
+        """Run `work` on the cohort; return noisy sums of clipped replies.
+
+        Raises:
+            ConfigError: the exchange is not covered: it evaluates, keeps replies apart, goes to
+                other clients than the round's cohort, or is one more than `releases`.
+            QuorumError, DivergenceError: as `Clients.exchange`.
+        """
+        noisy = self._noisy(ClientWork.of(work), to, reduce, key)
+        outcome = super().exchange(work, down, to=to, reduce=noisy, key=key)
+        return self._public(outcome.parts, to)
+
+    def _public(self, parts: Mapping[str, Tree], to: Sequence[int]) -> Outcome:
+        return Outcome(parts, tuple(to), weight=float(self.expected))
+
+    def _noisy(
+        self, work: ClientWork, to: Sequence[int], reduce: Mapping[str, Reducer], key: Key
+    ) -> dict[str, Noisy]:
+        """Return the private reducers of an exchange. Raises ConfigError if it is not covered."""
+        name = type(work.method).name or type(work.method).__name__
+        if self._phase == "evaluate":
+            raise ConfigError(
+                f"privacy is set, and {name} is tested by predictions of the clients' own models, "
+                "which are uploaded without noise. Choose a method whose server model predicts, "
+                "such as fl_proto, or set privacy to none."
+            )
+        if list(self._cohorts.values()) != [tuple(to)]:
+            raise ConfigError(
+                f"privacy is set, and {name} sends {work.name!r} to other clients than the cohort "
+                "of the round, as one call of clients.sample returns it. The loss of privacy would "
+                "not be counted correctly. Choose another method, or set privacy to none."
+            )
+        if self._releases is not None and self.exchanges >= self._releases:
+            raise ConfigError(
+                f"privacy is set, and {name} asks for more than {self._releases} exchanges in a "
+                "round, which the run has counted on. Choose another method, or set privacy to "
+                "none."
+            )
+        mechanism, noisy = self._mechanism, {}
+        for part, reducer in reduce.items():
+            if not isinstance(reducer, Mean | Sum):
+                raise ConfigError(
+                    f"privacy is set, and {name} keeps the part {part!r} of {work.name!r} of each "
+                    "client apart (Gather), so there is no sum to add noise to. Choose a method "
+                    "that averages, such as fl_proto, or set privacy to none."
+                )
+            if isinstance(mechanism.clip, Mapping) and part not in mechanism.clip:
+                raise ConfigError(
+                    f"privacy.clip has no {part!r}, a part that {name} uploads. Add "
+                    f"privacy.clip.{part}, or set privacy.clip to one number for all parts."
+                )
+            deviation = mechanism.deviation(part, len(reduce))
+            normals = mechanism.normals(key.at("noise", work.name, part))
+            noisy[part] = Noisy(reducer, deviation, self.expected, normals)
+        return noisy
+
+    def _reduce(self, exchange: Exchange) -> Outcome:
+        if not exchange.to:  # an empty cohort: there is only noise
+            found = {name: reducer.start(1).result() for name, reducer in exchange.reduce.items()}
+            return Outcome(found, ())
+        clipping: Any = _Clipping(self._fleet, self._mechanism)
+        return reduce_replies(clipping, exchange)
+
+    def _check_quorum(self, outcome: Outcome, asked: int) -> None:
+        if asked:
+            super()._check_quorum(outcome, asked)
+
+
+class _Clipping:
+    """A stand-in for a fleet, with the function that `reduce_replies` calls."""
+
+    def __init__(self, fleet: Fleet, mechanism: Mechanism) -> None:
+        self._fleet, self._mechanism = fleet, mechanism
+
+    def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+        """Yield the fleet's arrivals with clipped parts, and without metrics."""
+        for arrival in self._fleet.replies(exchange):
+            reply = arrival.reply
+            if reply is not None:
+                up = self._mechanism.clipped(reply.up)
+                reply = reply._replace(up=up, weight=1.0, metrics={})
+            yield arrival._replace(reply=reply)
+
+
+class Rehearsal(PrivateClients):
+    """Clients that upload zeros, to find out what a method exchanges in a round.
+
+    Nothing runs but the method's own code at the server. `parts` are the parts of all exchanges,
+    and `leaves` the paths of their tensors.
+    """
+
+    def __init__(self, ids: Sequence[int], mechanism: Mechanism, **options: Any) -> None:
+        super().__init__(None, ids, mechanism, **options)  # type: ignore[arg-type]  # no fleet
+        self.parts: set[str] = set()
+        self.leaves: set[str] = set()
+
+    def sample(self, key: Key) -> tuple[int, ...]:
+        """Return all clients."""
+        self._cohorts[key] = tuple(self.ids)
+        return self._cohorts[key]
+
+    def exchange(
+        self,
+        work: Callable[..., Reply],
+        down: Tree | PerClient,
+        *,
+        to: Sequence[int],
+        reduce: Mapping[str, Reducer],
+        key: Key,
+    ) -> Outcome:
+        """Return zeros. Raises ConfigError as `PrivateClients.exchange`."""
+        del down
+        asked = ClientWork.of(work)
+        noisy = self._noisy(asked, to, reduce, key)
+        self._keys.add((key, asked.name))
+        self.parts |= {*reduce}
+        self.leaves |= {path for one in noisy.values() for path, _ in tree.items(one.of.like)}
+        zeros = {name: tree.zeros_like(reducer.of.like) for name, reducer in noisy.items()}
+        return self._public(zeros, to)
+
+    def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """Apply `fn` to every item."""
+        return [fn(item) for item in items]
+
+    def recall(self, client: int, first: Tree) -> Tree:
+        """Return `first`."""
+        del client
+        return first
+
+    def remember(self, client: int, content: Tree) -> None:
+        """Keep nothing."""
+
+
+def rehearse(method: Method[Any], ids: Sequence[int], mechanism: Mechanism, key: Key) -> int:
+    """Return how many exchanges a round of a method has.
+
+    Raises ConfigError if privacy does not cover one of them, or the method's evaluation.
+    """
+    server = method.init(key)
+    clients = Rehearsal(ids, replace(mechanism, secret=False), round=1)
+    method.round(server, clients, key)
+    if not clients.parts:
+        raise ConfigError(
+            f"privacy is set, and the clients of {method.name} send nothing, so there is nothing "
+            "to hide. Set privacy to none."
+        )
+    if any(path.rpartition("/")[2] == "var" for path in clients.leaves):
+        raise ConfigError(
+            f"privacy is set, and the clients of {method.name} upload variances of batch norm, "
+            "which noise may turn negative. Choose a backbone without batch norm: mlp, on the "
+            "features of a frozen encoder."
+        )
+    if isinstance(mechanism.clip, Mapping) and (unknown := {*mechanism.clip} - clients.parts):
+        raise ConfigError(
+            f"privacy.clip has {sorted(unknown)[0]!r}, and {method.name} uploads "
+            f"{', '.join(sorted(clients.parts))}. Remove it."
+        )
+    method.evaluate(server, Rehearsal(ids, mechanism, phase="evaluate"), [], key)
+    return clients.exchanges
