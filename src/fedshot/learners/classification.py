@@ -64,7 +64,7 @@ def draw_passes(
     augment: Augment,
     key: Key,
 ) -> Batches:
-    """Draw `passes` passes over all examples of a client; each batch is one local step.
+    """Draw the batches of `passes` passes over all examples of a client; each is one local step.
 
     A pass is one batch if `size` is None. Otherwise it shuffles the examples and splits them evenly
     into batches of at most `size`. `classes` are the base classes, as class indices of the dataset.

@@ -1,10 +1,10 @@
 """A recipe: a published table or figure as a grid of cells; each cell is trained and tested.
 
-A recipe is a YAML file. The settings of a cell merge those of the recipe, the column, the budget,
-the row, and the budget's settings for the row, in this order. Only a row names a method, and it may
-set only options of that method. All methods of a column therefore get the same data, clients, test
-episodes and communication rounds. A row whose method overfits may stop early; tables mark its
-cells.
+A cell is one row (a method) in one column (a setting). A recipe is a YAML file. The settings of a
+cell merge those of the recipe, the column, the budget, the row, and the budget's settings for the
+row, in this order. Only a row names a method, and it may set only options of that method. All
+methods of a column therefore get the same data, clients, test episodes and communication rounds. A
+row whose method overfits may stop early; tables mark its cells.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ class Recipe:
         return tuple(dict.fromkeys(row.method for row in self.rows.values()))
 
     def title_of(self, cells: Iterable[Cell]) -> str:
-        """Return the title, followed by the data sets of `cells` that differ from the paper's."""
+        """Return the title; if data sets of these cells differ from the paper's, it names them.
+
+        A cell is one row and column of the recipe's table.
+        """
         others = [cell.data for cell in cells if not cell.on_papers_data]
         return "; here on ".join([self.title, *dict.fromkeys(others)])
 
@@ -122,9 +125,9 @@ class Recipe:
         return self.budgets[name]
 
     def cells(self, budget: str, patterns: Sequence[str] = ()) -> list[Cell]:
-        """Return the cells whose "row/column" matches a pattern, or all if there is no pattern.
+        """Return the cells (rows and columns) whose "row/column" matches a pattern.
 
-        Raises ConfigError if a pattern matches no cell.
+        Without patterns, all cells are returned. Raises ConfigError if a pattern matches no cell.
         """
         every = [
             Cell(self, row, column, self.budget(budget))
@@ -176,7 +179,7 @@ class Cell:
 
     @property
     def on_papers_data(self) -> bool:
-        """Whether the cell has the paper's data set and class split, which a budget may replace."""
+        """Whether the cell has the paper's data set and class split; a budget may replace them."""
         papers, mine = layered(self.recipe.settings, self.column.settings), self._layered
         return all(
             trees.at(papers, place) == trees.at(mine, place)
@@ -195,7 +198,7 @@ class Cell:
 
     @property
     def lead(self) -> Cell | None:
-        """The cell whose training this cell shares; None if this cell is trained itself."""
+        """The cell whose trained models this cell tests; None if this cell is trained itself."""
         row, column = self.recipe.rows[self.row.trained_as or self.row.key], self.column
         column = self.recipe.columns[row.trained_in.get(column.key, column.key)]
         found = replace(self, row=row, column=column)
@@ -203,12 +206,12 @@ class Cell:
 
     @property
     def leads(self) -> bool:
-        """Whether other cells share this cell's training."""
+        """Whether other cells share this cell's training, i.e. test its models."""
         every = self.recipe.cells(self.budget.name)
         return any(cell.lead.key == self.key for cell in every if cell.lead)
 
     def settings(self, seed: int = 0, chosen: Mapping[str, Any] | None = None) -> Settings:
-        """Return the configuration of one training run of this cell.
+        """Return the configuration of one training run of this cell (row and column of the table).
 
         Args:
             seed: seed of the training run and of the partition.

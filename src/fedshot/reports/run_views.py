@@ -65,7 +65,11 @@ class Map:
 
 @dataclass(frozen=True)
 class DataViews:
-    """A run's partition table and map, or the reason why one is missing, and a note on the data."""
+    """Client data and a map of the novel classes for a run's report, and a note on the data.
+
+    `holdings` is a table of each client's examples by class. `map` shows examples of the novel
+    classes in two dimensions. If one of them cannot be made, it is the reason, a string.
+    """
 
     holdings: PartitionTable | str
     map: Map | str

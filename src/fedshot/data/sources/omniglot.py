@@ -77,7 +77,7 @@ def _published() -> dict[str, list[str]]:
 
 
 def _place(folder: Path, half: str) -> Path:
-    """Return the zip file of a half, or the folder unpacked from it."""
+    """Return the zip file of `half`, such as "images_background", or its unpacked folder."""
     for path in (folder / f"{half}.zip", folder / half):
         if path.exists():
             return path

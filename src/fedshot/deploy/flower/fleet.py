@@ -57,10 +57,10 @@ _MAX_UNKNOWN = 200  # total length of the names of unknown parts
 
 
 class FlowerFleet(Wrapper):
-    """A fleet that sends work to nodes and checks their replies.
+    """A fleet that has nodes run client functions, and checks the nodes' replies.
 
     Args:
-        local: fleet on the server's machine, for work that involves no client.
+        local: fleet on the server's machine, for computations of the server alone.
         transport: sends messages to the nodes.
         setup: description of the run for the nodes.
         session: number of this session. Each start or resume of the run begins a session, with a
@@ -349,7 +349,7 @@ def _arrival(
 
 
 def _check_names(up: Any, metrics: Any, exchange: Exchange) -> None:
-    """Raise CodecError for too many unknown parts, or for invalid metrics.
+    """Raise CodecError if an upload has too many unknown parts, or if its metrics are invalid.
 
     Otherwise, names invented by a node could bloat the communication log and the run's records.
     """

@@ -171,10 +171,10 @@ class ClientRuntime:
     def run_work(
         self, work: dict[str, Any], down: Tree | PerClient, clients: Sequence[int]
     ) -> Generator[Arrival]:
-        """Run the client work that `work` describes, with the message `down`, for these clients.
+        """Run a client function, with the message `down`, for these clients.
 
-        An error in one client's message, data, state or work is a fault of this client only.
-        Raises CodecError for invalid work.
+        `work` names the function, the round and the key. An error in one client's message, data,
+        state or function is a fault of this client only. Raises CodecError for invalid `work`.
         """
         with _received("the work"):
             name, phase = str(work["name"]), work["phase"]
@@ -272,7 +272,7 @@ class Worker:
         folder: state folder of the node, with a subfolder for each run.
         limits: bounds on received messages.
         workers: number of clients, or stacks of clients, that run at once.
-        device: device of the clients' work, such as "cpu" or "cuda:0".
+        device: device that the clients compute on, such as "cpu" or "cuda:0".
         tell: logs errors.
         policy: bounds on requests; None for no bounds and no audit log.
     """
@@ -363,10 +363,10 @@ def run_work(
     runtime: ClientRuntime, wire_message: WireMessage, reply: WireMessage, limits: Limits,
     policy: Policy = NO_BOUNDS, tell: Callable[[str], None] = print,
 ) -> None:  # fmt: skip
-    """Run the work that a message requests, and add the results to the reply.
+    """Run the client function that a message requests, and add the results to the reply.
 
     When the time that the policy allows is used up, the remaining clients are skipped and reported
-    as faults. Raises CodecError for invalid work, and once the server no longer waits for the
+    as faults. Raises CodecError for an invalid request, and once the server no longer waits for the
     reply.
     """
     begun = time.monotonic()

@@ -163,7 +163,7 @@ class FRLOneShot(Pretrained):
 
 
 def set_aside(y: Tensor, holdout: float) -> Tensor:
-    """Return a bool mask [n] of held-out examples: floor(holdout * m) of each class with m."""
+    """Return a bool mask [n] of held-out examples: floor(holdout * m) of a class of m examples."""
     same = y[:, None] == y[None, :]
     rank, count = same.tril(-1).sum(1), same.sum(1)
     return rank >= count - (count * holdout).floor()

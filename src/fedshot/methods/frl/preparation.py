@@ -49,9 +49,9 @@ class Prepared(NamedTuple):
 class Pretrained(FewRoundMethod[Prepared]):
     """A method that pre-trains a classifier; a group fine-tunes its encoder under a fresh head.
 
-    The encoder trains with batch statistics and also updates running statistics, whichever the test
-    uses. This class is not a dataclass: each subclass declares the fields below that it has, in its
-    own order.
+    The encoder trains with batch statistics and also updates running statistics, whether or not the
+    test uses these. This class is not a dataclass: each subclass declares the fields below that it
+    has, in its own order.
 
     Args:
         model: backbone, and a head with an output for each class of a test episode.

@@ -94,7 +94,7 @@ class FedProto(PersonalModels[FedProtoState]):
         return {"theta": {"body": body["body"], "classifier": classifier}, "stats": stats}
 
     def draw(self, data: ClientData, key: Key) -> FedProtoData:
-        """Draw the passes over the client's samples."""
+        """Draw the batches of a local update, and return all of the client's samples, too."""
         return FedProtoData(self.passes(data, self.local_steps, key), self.all_samples(data))
 
     def objective(

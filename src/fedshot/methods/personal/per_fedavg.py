@@ -121,7 +121,7 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Take the outer steps from w; send the change."""
+        """Take the outer steps from w; upload the change w_i - w."""
         w, stats = down["theta"], down["stats"]
         metrics: list[dict[str, Tensor]] = []
         noise = Mode(seed=drawn.seed)

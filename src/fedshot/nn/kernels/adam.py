@@ -25,7 +25,7 @@ def adam_step(
     params: Tree, grads: Tree, first: Tree, second: Tree, step: Tensor, lr: float, decay: float,
     *, reuse: bool = False,
 ) -> tuple[Tree, Tree, Tree]:  # fmt: skip
-    """Return (parameters, first moments, second moments) after step number `step`, from 1.
+    """Return (parameters, first moments, second moments) after step `step`, counted from 1.
 
     It works under `torch.func.vmap`. With `reuse` the results may overwrite the arguments, which
     saves a third of the memory traffic.

@@ -106,7 +106,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _in_rows(grad: Tensor) -> Tensor:
-    """Return the gradient with contiguous rows, even if each row has only one number."""
+    """Return `grad` with contiguous rows, even if each row has only one number."""
     if grad.stride(2) == 1:
         return grad
     return grad.clone(memory_format=torch.contiguous_format)
