@@ -47,7 +47,9 @@ class Reply(NamedTuple):
 
 
 def client_work(draw: str | None = None) -> Callable[[F], F]:
-    """Mark a method's function as a client function: `f(self, down, private, drawn) -> Reply`.
+    """Mark a function of a method as client work, i.e. as a client function.
+
+    It is called on the client, as `f(self, down, private, drawn) -> Reply`.
 
     Args:
         draw: name of the method's function `draw(data, key) -> tree`, which runs on the client
@@ -173,7 +175,7 @@ class Sealable(Protocol):
         ...
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Commit the states of this round, and return their hash; those in `keep` stay readable."""
+        """Commit the states of `round`, and return their hash; the rounds `keep` stay readable."""
         ...
 
     def open(self, round: int, sha: str) -> None:

@@ -154,7 +154,7 @@ class Method(ABC, Generic[S]):
 
     @property
     def traits(self) -> Traits:
-        """What the method can do and needs; a subclass passes `super().traits` to `replace`."""
+        """What the method can do and needs; a subclass changes a copy of `super().traits`."""
         return Traits(transductive=self.model.norm_policy == "transductive")
 
     @property

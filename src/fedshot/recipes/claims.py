@@ -71,7 +71,7 @@ class Front:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """The comparisons that decide a claim: one for each column and each finished row in `worse`.
+    """The comparisons that decide a claim: one for each column and finished row `worse`.
 
     `published` holds the paper's differences, in percentage points, for columns on the paper's
     data; `seeds` the smaller number of seeds of each comparison's two rows. `untrained` counts the

@@ -113,7 +113,7 @@ class RecipeRunner:
             self._refresh(self.states[cell.key])
 
     def check(self) -> None:
-        """Set `obstacle`, the reason, for each cell that cannot be trained on this machine's data.
+        """Set `State.obstacle` of each cell that cannot be trained on this machine's data.
 
         Raises ConfigError if tuning is requested and there are no validation classes.
         """
@@ -271,7 +271,7 @@ class RecipeRunner:
             state.failed[tuning.SEED] = reason
 
     def _check_search(self, row: Row) -> None:
-        """Set `obstacle` for a row's cells if its trials cannot be trained or used here."""
+        """Set `State.obstacle` of a row's cells if its trials cannot be trained or used here."""
         states = [s for s in self._of_row(row.key) if s.obstacle is None and self._missing(s)]
         if not states:
             return
@@ -311,7 +311,7 @@ class RecipeRunner:
 
 
 def _check_same_data(state: State, here: str | None) -> None:
-    """Set `obstacle` if finished seeds were trained on other data than this machine has."""
+    """Set `state.obstacle` if finished seeds were trained on other data than this machine has."""
     if state.result is None or here is None:
         return
     trained_on = state.result.first["data"]["digest"]

@@ -1,6 +1,7 @@
-"""Views of a run that need its data or model: client data, and a map of the novel classes.
+"""Views of a run that need its data or model: client data, and novel classes in two dimensions.
 
-The map also needs a checkpoint. A view that cannot be made is replaced by the reason.
+The novel classes are shown as a map of examples, which also needs a checkpoint. A view that cannot
+be made is replaced by the reason.
 """
 
 from __future__ import annotations
@@ -77,7 +78,10 @@ class DataViews:
 
 
 def data_views(folder: Path, data_dir: str | None = None) -> DataViews:
-    """Load a run's data and its model of the chosen round, read-only, and return their views."""
+    """Load a run's data and its model of the chosen round; return its client data and map.
+
+    Nothing is changed on the disk.
+    """
     try:
         prepared = PreparedRun(run_folder.configuration(folder, any_device=True), data_dir)
     except FedshotError as error:
@@ -121,7 +125,10 @@ def _chosen(prepared: PreparedRun, folder: Path) -> Tree:
 
 
 def _mapped(prepared: PreparedRun, server: Tree) -> Map | str:
-    """Return a map of novel examples by the server's features, or why there is none."""
+    """Return a map of novel examples in two dimensions, or why there is none.
+
+    The coordinates are computed from features of the server's encoder.
+    """
     if prepared.own_tests:
         return "there are no novel classes: clients are tested on images of their own"
     model = prepared.method.model

@@ -28,7 +28,7 @@ T = TypeVar("T")
 class F2LReading:
     """An interpretation of the paper: one field for each question that it leaves open.
 
-    The fields are options of `f2l`; their defaults here are those of mode "strict".
+    The fields are options of the method `f2l`; their defaults here are those of mode "strict".
     """
 
     lambda_mi: float = 0.5
@@ -69,7 +69,7 @@ _HINTS: dict[str, Any] = get_type_hints(F2LReading)
 
 @dataclass(frozen=True)
 class InnerChoice:
-    """The options of `InnerLoop`; a null value means the default of `mode`.
+    """The options of `InnerLoop`; a null value means the default of the method's `mode`.
 
     Args:
         lr: step size.
@@ -88,7 +88,7 @@ class InnerChoice:
 
 @dataclass(frozen=True)
 class OptimizerChoice:
-    """The options of `Optimizer`; a null value means the default of `mode`.
+    """The options of `Optimizer`; a null value means the default of the method's `mode`.
 
     Args:
         name: "sgd" or "adam".

@@ -62,7 +62,7 @@ class Learned(NamedTuple):
 class FewRoundLearner:
     """A client's losses and local steps, and the sums that it uploads for prototypes.
 
-    The fields are options of `frl`.
+    The fields are options of the method `frl`.
     """
 
     model: Model
