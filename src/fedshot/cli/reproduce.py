@@ -126,7 +126,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
-    """Time two short rounds of every cell whose time is unknown on this machine."""
+    """Time two short rounds of every cell (row and column of a table) that has no time yet."""
     folder = options.data_dir
     cells = [
         cell

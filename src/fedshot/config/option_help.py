@@ -54,7 +54,7 @@ class OptionSection:
         return options_of(self.cls, self.path)
 
     def json_schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of this part; nested dataclasses are in `$defs`."""
+        """Return the JSON Schema of the section or component; nested dataclasses are in `$defs`."""
         title = "_".join(filter(None, (self.path.replace(".", "_"), self.kind)))
         schema = TypeAdapter(schema_of(self.cls, self.path, title=title, described=True))
         return schema.json_schema(schema_generator=_Untitled) | {"description": self.summary}

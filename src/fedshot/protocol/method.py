@@ -163,7 +163,7 @@ class Method(ABC, Generic[S]):
         return None
 
     def check_group(self, group: GroupSampler) -> None:
-        """Raise ConfigError if the method cannot be tested on such groups of clients."""
+        """Raise ConfigError if the method cannot be tested on groups of clients as in `group`."""
 
     @abstractmethod
     def init(self, key: Key) -> S:

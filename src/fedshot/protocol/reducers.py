@@ -54,7 +54,7 @@ class Reducer(Protocol):
         ...
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
-        """Return why this part must be rejected; None if it is valid."""
+        """Return why this part of a reply must be rejected; None if it is valid."""
         ...
 
 

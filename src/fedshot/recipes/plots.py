@@ -308,7 +308,10 @@ def learning(recipe: Recipe, states: Sequence[State], by: str = "megabytes") -> 
 def _panel(
     axes: Axes, rows: Sequence[str], states: Sequence[State], by: str, lines: dict[int, Any]
 ) -> None:
-    """Draw the learning curves of a column; put each row's line in `lines` for the legend."""
+    """Draw the learning curves of one column; put each row's line in `lines` for the legend.
+
+    `states` are the cells of the column with their results; `by` is the x axis.
+    """
     x_of, label = _AXES[by]
     ends: list[tuple[float, float]] = []  # smallest positive and last x of each line
     for state in states:
@@ -349,7 +352,7 @@ def _is_validated(state: State) -> bool:
 
 
 def _is_first(state: State) -> bool:
-    """Whether a cell's row is on no axis of `Row.at`, or is the first row on one of its axes."""
+    """Whether a state's row is on no axis of `Row.at`, or is the first row on one of its axes."""
     row, every = state.cell.row, list(state.cell.recipe.rows.values())
     first = {name: one for one in reversed(every) for name in one.at}
     return not row.at or any(first[name] is row for name in row.at)

@@ -31,7 +31,7 @@ AGAINST = {"megabytes": "", "rounds": "-rounds"}
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table, or a value `x` on the axis of a curve."""
+    """A column of a recipe's table, or a value `x` on the axis of a curve."""
 
     key: str
     label: str
@@ -41,7 +41,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A method of a table, with the paper's numbers."""
+    """A row of a recipe's table: a method, with the paper's numbers."""
 
     key: str
     label: str  # the method's name in the paper
@@ -65,7 +65,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Budget:
-    """The number of communication rounds of every method, and settings that depend on it."""
+    """A number of communication rounds for every method, and settings that depend on it."""
 
     name: str
     exchanges: int  # communication rounds
@@ -188,12 +188,12 @@ class Cell:
 
     @property
     def published(self) -> float | None:
-        """The paper's accuracy in percent; None if this cell has other data."""
+        """The paper's accuracy of this cell in percent; None if the cell has other data."""
         return self.row.published[self._index] if self.on_papers_data else None
 
     @property
     def spread(self) -> float | None:
-        """The paper's +- in percentage points; None if this cell has other data."""
+        """The paper's +- of this cell in percentage points; None if the cell has other data."""
         return self.row.spread[self._index] if self.on_papers_data else None
 
     @property

@@ -137,7 +137,7 @@ class CellResult:
 
     @property
     def score(self) -> Mapping[str, Any]:
-        """The test score, averaged over seeds per episode, with its interval over episodes."""
+        """The test score: each episode's accuracy is the mean over seeds."""
         return combined([score_of(one) for _, one in sorted(self.seeds.items())])
 
     @property

@@ -114,7 +114,7 @@ def pages(
 def _tables(
     every: Sequence[CellResult], recipes: Mapping[str, Recipe]
 ) -> tuple[_Tables, list[str]]:
-    """Return the tables of up-to-date results, and a message for each outdated result."""
+    """Return the tables of results by recipe and variant, and messages on outdated results."""
     tables: dict[tuple[str, str], _Table] = {}
     left_out: list[str] = []
     key = attrgetter("recipe", "variant")
@@ -134,7 +134,10 @@ def _symbol_file(status: str) -> str:
 
 
 def _front(front: Front, tables: _Tables, left_out: Sequence[str], name: str, linked: str) -> str:
-    """Return the front page; numbers link to the pages of cells in the folder `linked`, if any."""
+    """Return the front page of results.
+
+    Numbers link to the pages of cells in the folder `linked`, unless that is "".
+    """
     papers = []
     for key, paper in front.papers.items():
         table = tables.get((paper.recipe, paper.variant))
@@ -312,7 +315,10 @@ def _line(state: State, letters: Marks, table: _Table, linked: bool, own: bool) 
 def _figures(
     recipe: Recipe, variant: str, states: Sequence[State], folder: str
 ) -> list[tuple[str, str, str]]:
-    """Return (caption, title, link) of the recipe's figures."""
+    """Return (caption, title, link) of each figure of the recipe in this variant.
+
+    `variant` names budget and tuning; the links begin with `folder`.
+    """
     title = recipe.title_of(state.cell for state in states)
     link = f"{folder}/{recipe.name}/{variant}"
     if recipe.kind in ("curve", "sweep") or (recipe.kind == "plane" and planar(states)):
@@ -332,7 +338,7 @@ def _figures(
 
 
 def _validation(result: CellResult) -> str:
-    """Return the validation accuracy before training and at the chosen round, or "-"."""
+    """Return a cell's validation accuracy before training and at the chosen round, or "-"."""
     pairs = []
     for one in result.seeds.values():
         curve = validation_curve(one)
@@ -346,7 +352,7 @@ def _validation(result: CellResult) -> str:
 
 
 def _commands(recipe: Recipe, states: Sequence[State]) -> Iterator[str]:
-    """Yield the commands that reproduce the table, one for each number of seeds."""
+    """Yield the commands that reproduce these cells, one for each number of seeds."""
     by_seeds: dict[int, list[State]] = {}
     for state in states:
         if state.result:
@@ -368,7 +374,7 @@ def _patterns(states: Sequence[State]) -> list[str]:
 
 
 def _made(states: Sequence[State]) -> str:
-    """Return a line with the commits, the kinds of machine and the hashes of the test episodes."""
+    """Return a line on how the cells were made: commits, machines, hashes of the test episodes."""
     every = [one for state in states for one in state.finished]
     parts = [part for one in every for part in one["made"]]
     commits = sorted({part["commit"] for part in parts})

@@ -252,7 +252,7 @@ class RecipeRunner:
         yield from train(groups, self.request.at_once, self._choose, self._fail_trial)
 
     def _choose(self, key: str, facts: Sequence[Mapping[str, Any]]) -> None:
-        """Write the finished trials of a row, and set its options to those of the best trial."""
+        """Write the finished tuning trials of a row; give the row the options of the best trial."""
         search = self._search(self.request.recipe.rows[key])
         try:
             self.tuned[key] = tuning.write(search.file, search.cell, search.trials, facts)
@@ -360,7 +360,7 @@ def current(
 
 
 def _trials_changed(result: CellResult, cell: Cell) -> str | None:
-    """Return why the tuning trials of a result are out of date; None if they are valid."""
+    """Return why the tuning trials behind a result are out of date; None if they are valid."""
     trials = split(result.variant)[1]
     if not trials or result.path is None or cell.row.method not in METHODS:
         return None

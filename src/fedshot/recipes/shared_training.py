@@ -87,7 +87,10 @@ def _other_settings(run: Experiment) -> dict[str, Any]:
 
 
 def _validate(run: Experiment, lead: Experiment) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (round, validation result); results of unchanged models are read from the file."""
+    """Yield (round, validation result) of the models of `lead` on the episodes of `run`.
+
+    Results of unchanged models are read from the file of an earlier call.
+    """
     path = run.folder / _FILE
     held = _read(path)
     inputs = {"settings": run.config.settings, "data": run.prepared.dataset.digest}

@@ -31,7 +31,7 @@ class Marks:
         self._letters: dict[str, str] = {}
 
     def of(self, notes: Iterable[str]) -> str:
-        """Return the letters of these notes, separated by spaces."""
+        """Return the letters of these notes, separated by spaces; new notes get new letters."""
         return " ".join(self._letters.setdefault(text, self._next()) for text in notes)
 
     def notes(self) -> list[str]:
@@ -140,7 +140,10 @@ def difference(state: State) -> str:
 
 
 def _data(states: Sequence[State]) -> list[str]:
-    """Return a line with the data sets and their hashes, in a list; [] if none is known yet."""
+    """Return a line with the data sets of a recipe's cells and their hashes, in a list.
+
+    The list is empty if no data set is known yet.
+    """
     every = [state.result.first if state.result else state.facts for state in states]
     held = {one["data"]["digest"]: one["data"] for one in every if one}
     texts = [f"{data['name']}, {data['examples']:,} examples ({digest[:12]})"

@@ -55,7 +55,7 @@ def path(folder: Path, recipe: Recipe, variant: str, row: Row) -> Path:
 
 
 def name(row: Row) -> str:
-    """Return the name of the file of a row's trials."""
+    """Return the name of the file of a row's tuning trials."""
     return f"{row.key}.tune.json"
 
 
@@ -113,9 +113,9 @@ def data_of(file: Path) -> str:
 def write(
     file: Path, cell: Cell, wanted: list[dict[str, Any]], facts: Sequence[Mapping[str, Any]]
 ) -> Chosen:
-    """Write the finished trials and return the options of the best trial (the first, if tied).
+    """Write a row's finished tuning trials to a file; return the options of the best trial.
 
-    Raises ConfigError if all trials diverge.
+    The first is best if several are equal. Raises ConfigError if all trials diverge.
     """
     accuracies = [accuracy(one) for one in facts]
     first = best(accuracies)

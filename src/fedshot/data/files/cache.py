@@ -44,7 +44,7 @@ _SPOTS, _SPOT = 64, 4096  # number of samples of the file hashed on every load; 
 
 
 class Labels(NamedTuple):
-    """The labels, class names and split that a loader returns; it passes the images to `put`."""
+    """What a loader returns, besides the images that it passes to `put`: labels, names, split."""
 
     y: Ints
     class_names: tuple[str, ...]

@@ -229,7 +229,10 @@ class FlowerFleet(Wrapper):
                 )
 
     def _send_orders(self, seconds: float) -> Iterator[tuple[Incoming, str]]:
-        """Send every connected node its orders; yield each reply with the node's name."""
+        """Send every connected node its pending orders; yield each reply with the node's name.
+
+        Orders are to commit (`seal`) or to discard (`void`) a round, or to drop states.
+        """
         connected = self.node_registry.connected()
         wire_messages = {
             number: self.node_registry.message_to(node) for number, node in connected.items()

@@ -92,7 +92,7 @@ class FRLOneShot(Pretrained):
 
     @client_work()
     def candidate(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Fine-tune on some of the supports; upload the change, and the accuracy on the others."""
+        """Fine-tune on some of the supports; upload theta's change, and its held-out accuracy."""
         x, y = drawn.support_x, drawn.support_y
         aside = set_aside(y, self.holdout)
         rows = aside.long().argsort(stable=True)

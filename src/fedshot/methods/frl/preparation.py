@@ -124,7 +124,10 @@ class Pretrained(FewRoundMethod[Prepared]):
 
     @client_work(draw="draw")
     def prepare(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Upload the gradient of the cross-entropy, or the change of theta by local steps on it."""
+        """Upload the gradient of the cross-entropy, or theta's change after local steps on it.
+
+        `prepare_by` "server" is for the gradient, "clients" for the change.
+        """
         episode_loss = self.classifier.episode_loss
         if self.prepare_by == "clients":
             return local_reply(episode_loss, self.optimizer, down, private, drawn)

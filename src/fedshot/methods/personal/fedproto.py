@@ -120,7 +120,7 @@ class FedProto(PersonalModels[FedProtoState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: FedProtoData) -> Reply:
-        """Train the client's model; upload each class's weight, and its mean times the weight."""
+        """Train the client's model; upload weighted class means, and the weights of the classes."""
         theta, stats, whole = private["theta"], private["stats"], drawn.whole
         episode_loss = partial(self.objective, down)
         new = local_sgd(episode_loss, self.optimizer, theta, stats, drawn.batches)

@@ -70,7 +70,7 @@ class Gru(torch.autograd.Function):
 
 
 class Lstm(torch.autograd.Function):
-    """torch's LSTM with a second derivative, which its float32 CPU kernel lacks."""
+    """torch's LSTM with a second derivative, which torch's float32 CPU kernel lacks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:

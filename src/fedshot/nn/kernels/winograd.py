@@ -206,7 +206,7 @@ def _by_filters(x: Tensor, dy: Tensor) -> Tensor:
 
 
 def _groups(name: str, filters: int, given: Tensor, found: Tensor) -> None:
-    """Run the kernel `name`, which transforms `given` filters to `found` ones, 16 at a time."""
+    """Run the kernel `name`, which computes `found` from the filters `given`, 16 at a time."""
     kernel, n = getattr(library(), f"fedshot_winograd_{name}"), filters // _GROUP
     shared(n, kernel, [given.data_ptr()], [filters], [found.data_ptr()], numbers=16 * filters)
 
