@@ -1,8 +1,8 @@
 """The conformance checks of a method; each inspects a few short runs on a small dataset.
 
-A client function is a function of the method that `client_work` marks: it runs on a client. The
-checks compare results bit by bit, and ignore accuracy. Whether a method learns is for its unit
-tests to check.
+Client work, or a client function, is a function of the method that `client_work` marks: it runs on
+a client. The first line of a check's docstring is the name of the check. The checks compare results
+bit by bit, and ignore accuracy. Whether a method learns is for its unit tests to check.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Runs:
         self.method, self.where, self._folder = method, where, folder
 
     def begin(self, *, on: FleetCase | None = None, **options: Any) -> Federation:
-        """Begin a run on the fleet `on`, with these method options; by default on `where`."""
+        """Begin a run on the fleet `on`, by default on `where`; `options` as for `Federation`."""
         return Federation(self.method, on or self.where, self._folder(), **options)
 
     @property
@@ -174,7 +174,7 @@ def two_of_each_work(run: Federation) -> list[Execution]:
 
 @_listed
 def inputs_are_unchanged(runs: Runs) -> None:
-    """Client functions do not change their inputs."""
+    """Client work does not change its inputs."""
     for execution in runs.undisturbed.executions:
         given = execution.inputs
         before = {path: tree.digest(leaf) for path, leaf in tree.items(given)}
@@ -187,7 +187,7 @@ def inputs_are_unchanged(runs: Runs) -> None:
 
 @_listed
 def same_inputs_give_same_bits(runs: Runs) -> None:
-    """Client functions give bit-identical results for the same inputs."""
+    """Client work gives bit-identical results for the same inputs."""
     executions = two_of_each_work(runs.undisturbed)
     alone = [_digest(execution.repeat()) for execution in executions]
     for execution, expected in reversed(list(zip(executions, alone, strict=True))):
@@ -241,7 +241,7 @@ def replies_own_their_memory(runs: Runs) -> None:
 
 @_listed
 def uploads_are_as_declared(runs: Runs) -> None:
-    """Uploads have the names, shapes and dtypes that the exchange declares."""
+    """Uploads have the form that the exchange declares."""
     runs.undisturbed.require_executions()
     for execution in runs.undisturbed.executions:
         reducers, up = execution.exchange.reduce, execution.reply.up

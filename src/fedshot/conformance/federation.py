@@ -129,7 +129,10 @@ class Shuffled(Wrapper):
 def with_trouble(
     trouble: Trouble, client: int = VICTIM, when: Callable[[Exchange], bool] = lambda _: True
 ) -> Callable[[Fleet], Fleet]:
-    """Return a wrapper that disturbs a client's replies in the exchanges selected by `when`."""
+    """Return a function that wraps a fleet so that replies of a client are disturbed.
+
+    `trouble` says how, and `when` selects the exchanges.
+    """
 
     def plan(exchange: Exchange, c: int) -> Trouble | None:
         return trouble if c == client and when(exchange) else None

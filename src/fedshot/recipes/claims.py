@@ -114,10 +114,10 @@ def load() -> Front:
 
 
 def check_claim(claim: Claim, cells: Mapping[str, State]) -> ClaimResult:
-    """Compare the rows of a claim; `cells` are the finished cells of its recipe's table.
+    """Compare the rows of a claim, column by column.
 
-    A cell is one row and column; the key is "row/column". All cells have the claim's variant, i.e.
-    its budget and tuning.
+    `cells` are the finished cells (rows and columns) of the recipe's table in the claim's variant,
+    i.e. its budget and tuning. They are keyed by "row/column".
     """
     columns = claim.columns or dict.fromkeys(state.cell.column.key for state in cells.values())
     differences, published, seeds, untrained = [], [], [], 0

@@ -22,7 +22,7 @@ _PACKAGE = resources.files("fedshot.recipes")
 
 
 def names(results: Path | None = None) -> tuple[str, ...]:
-    """Return the sorted names of all recipes, and of the user's in `results`."""
+    """Return the sorted names of fedshot's recipes, and of the user's in the folder `results`."""
     if results is None:
         return _packaged()
     own = (file.parent.name for file in results.glob(f"*/{_RECIPE}"))

@@ -138,7 +138,7 @@ def swept(states: Sequence[State]) -> list[State]:
 
 
 def _draw_lines(axes: Axes, lines: Iterable[tuple[str, _Points]], values: Sequence[float]) -> None:
-    """Draw lines and published numbers over `values`; mark results that are not fair estimates."""
+    """Draw lines and published numbers over the x `values`; mark unfair estimates by crosses."""
     for i, (label, points) in enumerate(lines):
         held = [(x, state.result.score) for x, state in points if state.result]
         if held:

@@ -48,7 +48,7 @@ class Omniglot(Source):
         check_side(self.size, 1024)
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Return the dataset; the first call decodes both halves into the cache on disk."""
+        """Return the dataset; the first call decodes all images into the cache on disk."""
         wanted = " and ".join(f"{half}.zip" for half in _HALVES)
         folder = dataset_folder(data_dir, "omniglot", wanted)
         places = [_place(folder, half) for half in _HALVES]

@@ -136,7 +136,8 @@ class SetTransformer:
     def _finish(self, p: Tree, h: Tensor, seen: Tensor, mode: Mode) -> Tensor:
         """Return the layer's output [n, d] for h, given the attention's result `seen` [n, d].
 
-        These steps are the projection, the feed-forward part, the sums and the norms.
+        The steps after the attention are a projection, the feed-forward part, the sums and the
+        norms.
         """
         seen = dropout(linear(p["out"], seen), self.dropout, mode, site=1)
         h = _layer_norm(p["norm1"], h + seen)

@@ -48,7 +48,7 @@ class Gru(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient with respect to each argument."""
+        """Return the gradient with respect to each argument of `forward`."""
         x, w, u, _, _, gates, kept, states, *same = ctx.saved_tensors
         if torch.is_grad_enabled():
             return _again(ctx, gru_states, grad)
@@ -84,7 +84,7 @@ class Lstm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient with respect to each argument."""
+        """Return the gradient with respect to each argument of `forward`."""
         if torch.is_grad_enabled():
             return _again(ctx, lstm_states, grad)
         needs = ctx.needs_input_grad

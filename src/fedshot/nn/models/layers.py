@@ -120,7 +120,7 @@ def batch_norm(p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
 
     `s` is `{"mean", "var"}`, or `{}` without running statistics.
 
-    No gradient flows through given or returned statistics. With `mode.norm` "batch" or "capture"
+    No gradient flows through given or returned statistics. If `mode.norm` is "batch" or "capture",
     the output is differentiable through the batch statistics, also twice.
 
     Under `vmap` and in ONNX export, scale and shift are separate operations. If `F.batch_norm` did
