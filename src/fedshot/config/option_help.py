@@ -50,7 +50,7 @@ class OptionSection:
         return summary(self.cls)  # type: ignore[arg-type]  # a class is hashable
 
     def options(self) -> Iterator[Option]:
-        """Yield every option."""
+        """Yield every option of the section or component."""
         return options_of(self.cls, self.path)
 
     def json_schema(self) -> dict[str, Any]:

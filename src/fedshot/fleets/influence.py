@@ -38,9 +38,9 @@ class Influence(Wrapper):
 
     Args:
         fleet: the fleet whose replies are measured.
-        policy: what to do with a part whose norm exceeds the bound. "off" measures nothing, "warn"
-            reports the client, "clip" scales the part down to the bound, and "refuse" discards the
-            reply. "clip" and "refuse" keep all replies of a cohort in memory.
+        policy: what to do with a part of an upload whose norm exceeds the bound. "off" measures
+            nothing, "warn" reports the client, "clip" scales the part down to the bound, and
+            "refuse" discards the reply. "clip" and "refuse" keep all replies of a cohort in memory.
         multiple: the bound, as a multiple of the cohort's median norm. With fewer than three
             replies there is no bound.
         record: called once per training exchange with each client's weight, norms and share. The

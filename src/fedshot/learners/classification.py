@@ -139,7 +139,7 @@ class Classifier:
 
     @property
     def head(self) -> Head:
-        """The classifier."""
+        """The classifier, as a head: a layer that computes logits from features."""
         if self.kind == "cosine":
             return CosineHead(self.classes, self.scale)
         if self.kind == "mlp":

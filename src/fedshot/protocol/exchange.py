@@ -191,7 +191,7 @@ class Bank(Sealable, Protocol):
     """Trees that the server keeps on disk, one per client."""
 
     def load(self, client: int, upto: tuple[int, int]) -> dict[str, Tensor] | None:
-        """Return the leaves of the newest version up to `upto`; None if there is none."""
+        """Return the leaves of a client's newest tree up to version `upto`, or None."""
         ...
 
     def save(self, client: int, version: tuple[int, int], state: object) -> None:

@@ -1,6 +1,7 @@
 """The central claims of the papers, and whether the finished cells reproduce them.
 
-`claims.yaml` lists the claims. A claim compares one row of a recipe with others, column by column.
+`claims.yaml` lists the claims. A claim compares one row of a recipe's table with others, column by
+column; each pair (row, column) is a cell.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def as_json(found: Rows) -> str:
 
 
 def _curves(sweep: Sweep) -> Iterator[Series]:
-    """Yield the validation curve of each of the first points, averaged over seeds."""
+    """Yield the validation curves of the first points of the ranking, averaged over seeds."""
     for point in sweep.ranking[:_CURVES]:
         seen = [
             {round: (value, half) for round, value, half in one["validation"]}

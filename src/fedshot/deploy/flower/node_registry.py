@@ -90,7 +90,7 @@ def admit(nodes: Path, name: str, public: bytes, clients: str, examples: int | N
 
 
 def read_entries(nodes: Path) -> dict[str, Entry]:
-    """Return the operator's entries in a folder, keyed by node name.
+    """Return the operator's entries (the clients of each node) in a folder, keyed by node name.
 
     Raises ConfigError for a damaged file, or if two nodes have the same client.
     """

@@ -184,7 +184,7 @@ class FewRoundLearner:
     def support_loss(
         self, g: Tensor, y: Tensor, numbers: int, prototypes: Prototypes | None
     ) -> tuple[Tensor, Tensor, Prototypes, Tensor]:
-        """Return (F of eq. (4), accuracy, own prototypes, their counts [numbers]) of supports.
+        """Return (F of eq. (4), accuracy, own prototypes, their numbers of examples) of supports.
 
         Only F may be differentiated: whether the client's own prototypes have a graph depends on
         whether the C kernel computes them.
@@ -289,9 +289,10 @@ class FewRoundLearner:
     def prototype_sums(
         self, theta: Tree, share: EpisodeShare, stats: Tree | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the `summands` of a client's supports under theta, for the global prototypes.
+        """Return what a client uploads for the global prototypes, from its supports under theta.
 
-        Batch norm uses the statistics of these supports, or `stats` if not None.
+        These are the `summands`: sums by class [numbers, d], and counts [numbers]. Batch norm uses
+        the statistics of these supports, or `stats` if not None.
         """
         mode = learning_mode(share) if stats is None else Mode(norm="given")
         g, _ = self.maps(theta, stats or {}, share.support_x, mode)

@@ -140,7 +140,7 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
         return ModelState(**new), got.metrics
 
     def logits(self, theta: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
-        """Adapt to the support set, then return the logits [queries, way] for its classes."""
+        """Adapt to the support set; return the logits [queries, way] for the episode's classes."""
         y = base_numbers(eval_episode.classes, self.classes)[eval_episode.support_y]
         x = self.model.prepare(eval_episode.support_x)
 

@@ -37,7 +37,7 @@ Kernel = Literal["fused", "cell"]
 
 
 def init_recurrence(key: Key, n_in: int, hidden: int, gates: int, dtype: torch.dtype) -> Tree:
-    """Return a random layer of one direction, uniform in +-1/sqrt(hidden), as in torch."""
+    """Return random parameters of a layer in one direction, uniform in +-1/sqrt(hidden)."""
     bound = 1.0 / math.sqrt(hidden)
     return {
         "input": init_uniform(key.at("input"), n_in, gates * hidden, bound, dtype),
