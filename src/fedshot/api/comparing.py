@@ -60,7 +60,11 @@ class Comparison:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences for each difference: its size, and whether its interval covers seeds."""
+        """Sentences on each difference: its size, and which variation its interval covers.
+
+        The interval covers the variation over episodes and, if both results have several seeds,
+        over seeds. For results on different data, the sentence says that they are not ranked.
+        """
         first = self.rows[0]
         return [
             reports.describe(first, found) if same else
@@ -99,7 +103,8 @@ def compare(*runs: TrainingRun | str | os.PathLike[str]) -> Comparison:
 
     Two runs with the same test episodes are compared episode by episode (paired). Runs that differ
     only in the seed share a row, unless that would leave a single row. Results of recipes can be
-    compared in the same way: pass their files below `results/`, one for each cell of a table.
+    compared in the same way: pass their files below `results/`. Each file holds the result of one
+    cell, i.e. one row and column of a recipe's table.
 
     Args:
         runs: two or more runs, or their folders.
@@ -119,7 +124,10 @@ def compare(*runs: TrainingRun | str | os.PathLike[str]) -> Comparison:
 
 
 def compared(paths: Sequence[Path]) -> Comparison:
-    """Compare runs or cells of recipes as `compare` does, given their folders or result files."""
+    """Compare runs, given their folders, or cells of recipes, given their result files.
+
+    A cell is one row and column of a recipe's table. The comparison is that of `compare`.
+    """
     check_once(paths)
     if not paths:
         raise ConfigError("no runs are given; expected two runs, or two cells of recipes.")
@@ -212,9 +220,10 @@ def _rows(
 
 
 def _cells(files: Sequence[Path]) -> list[tuple[reports.ComparisonRow, str]]:
-    """Return a pair (table row, name of its data) for each file of a finished cell.
+    """Return a pair (table row, name of its data) for each result file of a recipe's cell.
 
-    If the cells are from several tables, each label begins with the table's name.
+    A cell is one row and column of a recipe's table. If the cells are from several tables, each
+    label begins with the table's name.
     """
     held = [results.read(path) for path in files]
     tables = [f"{one.recipe} {one.variant}" for one in held]
@@ -231,13 +240,13 @@ def _cells(files: Sequence[Path]) -> list[tuple[reports.ComparisonRow, str]]:
 def _named(
     found: Sequence[tuple[reports.ComparisonRow, tuple[str, str]]],
 ) -> list[tuple[reports.ComparisonRow, str]]:
-    """Return each row with the name of its data.
+    """Return each row with the name of its data; `found` pairs a row with (name, hash) of its data.
 
-    If different data share a name, every name is followed by the first characters of the data's
-    hash.
+    A row is given the first row's data in two cases: both rows have the same test episodes, or
+    their data have the same name and one of the two hashes is unknown.
 
-    A row counts as being on the first row's data in two cases: both rows have the same test
-    episodes, or their data have the same name and one of the two hashes is unknown.
+    If different data then share a name, every name is followed by the first characters of the
+    data's hash.
     """
     (first, data), *_ = found
     own = [

@@ -65,7 +65,10 @@ class FaultReport:
                 )
 
     def closing(self) -> str | None:
-        """Return a summary for the end of the run; None if there was no fault or skipped round."""
+        """Return a summary for the end of the run.
+
+        It is None if no reply was lost or rejected and no round was skipped.
+        """
         if not (self._replies or self._skipped):
             return None
         replies = lost_or_rejected(self._replies)

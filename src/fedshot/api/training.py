@@ -173,7 +173,8 @@ def completed(
     Args:
         experiment: the run.
         records: yields the record of each round; reading it trains the round.
-        opened: opens the tracker; called after the check that no other process trains here.
+        opened: opens the tracker; called after the check that no other process trains in the run's
+            folder.
         notify: called with messages for the user.
     """
     with experiment.alone() as lock:  # checked first: trackers need not hear of it

@@ -47,7 +47,7 @@ def status(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print a table of runs or cells, and how the first differs from each of the others."""
+    """Print a table of runs or recipes' cells, and how the first differs from each other one."""
     found = compared(options.folders)
     if found.warning:
         tell(f"warning: {found.warning}")

@@ -37,7 +37,7 @@ BROKE_OFF = 1
 
 
 def reproduce(options: argparse.Namespace) -> int:
-    """Train a recipe's cells, list the recipes, or write pages of results.
+    """Train cells (rows and columns) of a recipe's table, list the recipes, or write result pages.
 
     Returns 1 if a training failed, or if a cell named by --cells cannot be trained.
     """
@@ -126,7 +126,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _measure(recipes: list[Recipe], options: argparse.Namespace) -> None:
-    """Time two short rounds of every cell whose time is unknown on this machine."""
+    """Time two short rounds of every cell (row and column of a table) that has no time yet."""
     folder = options.data_dir
     cells = [
         cell
@@ -155,7 +155,7 @@ def _readable(results: Path) -> Iterator[Recipe]:
 
 
 def _results(options: argparse.Namespace) -> int:
-    """Write the pages of finished cells, and draw figures into the folder of their results."""
+    """Write the pages of the recipes' results, and draw figures into the results folder."""
     front, folder = options.to or Path("results.md"), options.results
     if options.cell_pages and options.to is None:
         raise ConfigError("--cell-pages writes a folder of pages. Name the front page with --to.")

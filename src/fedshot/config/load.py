@@ -135,7 +135,10 @@ class Config:
 
     @property
     def training_episode(self) -> EpisodeSpec | None:
-        """The episodes that each client must be able to form; None if any example will do."""
+        """The shape of the episodes that each client must be able to form.
+
+        It is None if the method trains on no episodes: a client then needs one example only.
+        """
         method = METHODS[self.settings["method"]["name"]]
         return self.episode if method.trains_on_episodes else None
 

@@ -50,11 +50,11 @@ class OptionSection:
         return summary(self.cls)  # type: ignore[arg-type]  # a class is hashable
 
     def options(self) -> Iterator[Option]:
-        """Yield every option."""
+        """Yield every option of the section or component."""
         return options_of(self.cls, self.path)
 
     def json_schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of this part; nested dataclasses are in `$defs`."""
+        """Return the JSON Schema of the section or component; nested dataclasses are in `$defs`."""
         title = "_".join(filter(None, (self.path.replace(".", "_"), self.kind)))
         schema = TypeAdapter(schema_of(self.cls, self.path, title=title, described=True))
         return schema.json_schema(schema_generator=_Untitled) | {"description": self.summary}
@@ -75,6 +75,7 @@ class _NoPrivacy:
     """No differential privacy."""
 
 
+@dataclass
 class _NoAttack:
     """All clients are honest."""
 

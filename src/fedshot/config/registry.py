@@ -83,12 +83,18 @@ def plugins_in(settings: Settings) -> dict[str, str]:
 
 
 def long(path: str, value: Any) -> Any:
-    """Expand the value `fl_proto` of `method` to `{name: fl_proto}`; return other values as is."""
+    """Return the value `fl_proto` of a component such as `method` as `{name: fl_proto}`.
+
+    Mappings, and values at other key paths, are returned as they are.
+    """
     return {"name": value} if path in KINDS and isinstance(value, str) else value
 
 
 def written_out(tree: Mapping[str, Any]) -> Settings:
-    """Return settings with every component expanded as in `long`, so that trees can be merged."""
+    """Return settings in which every component is a mapping, so that settings can be merged.
+
+    A component that is given by its name, `method: fl_proto`, becomes `{name: fl_proto}`.
+    """
     full: Settings = deepcopy(dict(tree))
     for path in KINDS:
         if isinstance(value := trees.at(full, path), str):
@@ -97,7 +103,7 @@ def written_out(tree: Mapping[str, Any]) -> Settings:
 
 
 def layered(*layers: Mapping[str, Any]) -> Settings:
-    """Merge settings, later layers over earlier ones, and expand them as `written_out` does.
+    """Merge settings, later layers over earlier ones; components become mappings with a `name`.
 
     A null removes the value of an earlier layer. A layer that gives only the name of a component,
     such as `head: none`, replaces the earlier component together with its options.

@@ -1,7 +1,8 @@
 """The conformance checks of a method; each inspects a few short runs on a small dataset.
 
-The checks compare results bit by bit, and ignore accuracy. Whether a method learns is for its unit
-tests to check.
+Client work, or a client function, is a function of the method that `client_work` marks: it runs on
+a client. The first line of a check's docstring is the name of the check. The checks compare results
+bit by bit, and ignore accuracy. Whether a method learns is for its unit tests to check.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Runs:
         self.method, self.where, self._folder = method, where, folder
 
     def begin(self, *, on: FleetCase | None = None, **options: Any) -> Federation:
-        """Begin a run on the fleet `on`; by default on `where`."""
+        """Begin a run on the fleet `on`, by default on `where`; `options` as for `Federation`."""
         return Federation(self.method, on or self.where, self._folder(), **options)
 
     @property
@@ -163,7 +164,7 @@ def _digest(reply: Reply) -> str:
 
 
 def two_of_each_work(run: Federation) -> list[Execution]:
-    """Return the first and the last execution of each client work in training."""
+    """Return the first and the last execution of each client function in training."""
     by_work: dict[str, list[Execution]] = {}
     for execution in run.executions:
         if execution.exchange.phase == "train":
@@ -334,7 +335,7 @@ def storage_keeps_everything(runs: Runs) -> None:
 
 
 def a_fleet_equals_the_reference(runs: Runs, rounds: int = 2) -> None:
-    """Training and predictions on the fleet equal those on the sequential reference."""
+    """Training and predictions on the fleet equal those on the sequential fleet."""
     found, expected = (runs.begin(on=fleet).train(rounds) for fleet in (runs.where, REFERENCE))
     assert_same(found.everything(), expected.everything())
     assert_same(found.logits(), expected.logits())
@@ -411,7 +412,7 @@ def distinctive_leaves(private: Tree) -> dict[str, bytes]:
 
 
 def leaks(hidden: dict[str, bytes], sent: Iterable[Tensor]) -> list[str]:
-    """Return the names of the leaves whose bytes occur in one of the sent tensors."""
+    """Return the names of the leaves in `hidden` whose bytes occur in one of the `sent` tensors."""
     sent_bytes = [_raw(leaf) for leaf in sent]
     return [name for name, leaf in hidden.items() if any(leaf in data for data in sent_bytes)]
 

@@ -32,10 +32,10 @@ COHORT, VICTIM, OTHERS = (5, 0, 3, 2), 3, (0, 2, 5)
 
 @dataclass(frozen=True)
 class FleetCase:
-    """A fleet, and how closely it must agree with the reference.
+    """A fleet, and how closely its results must agree with those of the sequential fleet.
 
-    An `exact` fleet runs the same CPU kernels as the reference, so all bits agree. A fleet that
-    regroups the arithmetic agrees to `rtol` and `atol` in float64.
+    An `exact` fleet runs the same CPU kernels as the sequential fleet, so all bits agree. A fleet
+    that regroups the arithmetic agrees to `rtol` and `atol` in float64.
     """
 
     name: str
@@ -66,7 +66,7 @@ def require_close(found: Tensor, expected: Tensor, rtol: float, atol: float, nam
 
 
 class Execution(NamedTuple):
-    """One execution of client work by one client: its inputs and its reply."""
+    """One execution of a client function by one client: its inputs and its reply."""
 
     exchange: Exchange
     client: int
@@ -77,21 +77,21 @@ class Execution(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the client work."""
+        """The name of the client function."""
         return self.exchange.work.name
 
     @property
     def inputs(self) -> Tree:
-        """All inputs of the work as one tree, keyed by argument name."""
+        """All inputs of the client function as one tree, keyed by argument name."""
         return {"down": self.down, "private": self.private, "drawn": self.drawn}
 
     def repeat(self) -> Reply:
-        """Run the work again on the same inputs, and return the new reply."""
+        """Run the client function again on the same inputs, and return the new reply."""
         return self.exchange.work(self.down, self.private, self.drawn)
 
 
 class RecordingFleet(Wrapper):
-    """A fleet that records each execution of client work."""
+    """A fleet that records each execution of a client function."""
 
     def __init__(self, fleet: Fleet, setup: FederationHost) -> None:
         super().__init__(fleet)
@@ -129,7 +129,10 @@ class Shuffled(Wrapper):
 def with_trouble(
     trouble: Trouble, client: int = VICTIM, when: Callable[[Exchange], bool] = lambda _: True
 ) -> Callable[[Fleet], Fleet]:
-    """Return a wrapper that disturbs a client's replies in the exchanges selected by `when`."""
+    """Return a function that wraps a fleet so that replies of a client are disturbed.
+
+    `trouble` says how, and `when` selects the exchanges.
+    """
 
     def plan(exchange: Exchange, c: int) -> Trouble | None:
         return trouble if c == client and when(exchange) else None
@@ -185,11 +188,11 @@ class Federation:
 
     @property
     def executions(self) -> list[Execution]:
-        """All executions of client work so far."""
+        """All executions of client functions so far."""
         return self.recording.executions
 
     def require_executions(self) -> None:
-        """Raise CheckFailedError if no client work has run."""
+        """Raise CheckFailedError if no client function has run."""
         require(bool(self.executions), "no client work runs in two rounds")
 
     def train(self, rounds: int = 1, choose: Sequence[int] | None = None) -> Federation:
@@ -268,7 +271,7 @@ class RunTensors(dict[str, Tensor]):
 
 
 def _as_tree(outcome: Outcome) -> Tree:
-    """Return an outcome as a tree, in which the client numbers of gathered parts become text."""
+    """Return an outcome as a tree; where a part is gathered by client, the numbers become text."""
     parts = {
         name: {str(k): v for k, v in part.items()} if isinstance(part, dict) else part
         for name, part in outcome.items()
@@ -278,7 +281,10 @@ def _as_tree(outcome: Outcome) -> Tree:
 
 
 def assert_same(found: RunTensors, expected: RunTensors) -> None:
-    """Raise CheckFailedError unless all tensors are bitwise equal, or close on an inexact fleet."""
+    """Raise CheckFailedError unless all tensors are bitwise equal.
+
+    If the fleet that computed them is not exact, they must be close.
+    """
     fleets = (found.where, expected.where)
     where = next((fleet for fleet in fleets if not fleet.exact), None)
     names = sorted(found.keys() ^ expected.keys())

@@ -103,7 +103,7 @@ class Recording:
 
 
 class Graphs:
-    """Recordings of functions on one device, by name and by form of the inputs.
+    """Recordings of functions on one device, by name and by form of the inputs (see `Recording`).
 
     The first call for a form runs without recording, since many forms occur only once. Functions
     that cannot be recorded always run without it, as does every function if the device is not a

@@ -42,7 +42,7 @@ Share: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class _DamageError(Exception):
-    """A record is damaged. `keys` lead to the damaged value; `line` is its line, if known."""
+    """A record is damaged. `keys` are the path of the damaged value; `line` is its line number."""
 
     def __init__(self, why: str, keys: tuple[Any, ...] = (), line: int | None = None) -> None:
         super().__init__(why)
@@ -50,7 +50,7 @@ class _DamageError(Exception):
 
 
 def content(path: Path, most: int | None = _MOST_BYTES, fix: str = COPY) -> bytes:
-    """Return the content of a regular file of at most `most` bytes, or of any size if None.
+    """Return the content of a regular file of at most `most` bytes; None allows any size.
 
     Raises:
         CheckpointError: the path is a folder, a pipe or a device, or the file is larger.
@@ -191,7 +191,10 @@ def _keys(value: Any, location: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _line(data: bytes, keys: tuple[Any, ...]) -> int | None:
-    """Return the line of a key in a JSON text, from 1; None for a long text or a single line."""
+    """Return the line number, counted from 1, of the value at the path `keys` in a JSON text.
+
+    Returns None if the text is long or has a single line.
+    """
     if b"\n" not in data.strip() or len(data) > _FIND_LINE or not keys:
         return None
     try:

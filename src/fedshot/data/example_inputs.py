@@ -139,7 +139,7 @@ class Sentences:
 
 
 def read_raw(text: str | Sequence[str], name: object, source: Source) -> str:
-    """Return a text, or words joined by spaces, in the form of the data source's raw texts.
+    """Return a text, or words joined by spaces, as the data source would load it for an encoder.
 
     Raises DataError, which names the text, if it is empty or not text.
     """

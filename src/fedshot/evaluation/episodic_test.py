@@ -141,7 +141,10 @@ class EvalEpisodes(LazyEpisodes):
         return found if self._device.type == "cpu" else tree.to(found, self._device)
 
     def _held(self, u: int) -> Held | tuple[()]:
-        """Return which client holds each example of episode u, or () if it is not split."""
+        """Return which client holds each example of episode u.
+
+        Returns () if the episodes are not split among clients.
+        """
         tasks = self._tasks
         if not isinstance(tasks, GroupTasks):
             return ()
@@ -329,7 +332,10 @@ T = TypeVar("T", bound=Mapping[str, Any])
 
 
 def checked_episodes(held: T) -> T:
-    """Return a score's JSON unchanged; raise ValueError if `missing` contradicts `per_episode`."""
+    """Return a score's JSON unchanged, after checking its lists of episodes.
+
+    Raises ValueError if the list `missing` is not that of the episodes that `per_episode` lacks.
+    """
     marks, missing = held.get("per_episode", ()), held.get("missing", ())
     if marks and len({u for u in missing if u < len(marks) + len(missing)}) != len(missing):
         raise ValueError("`missing` does not name the episodes that `per_episode` lacks")

@@ -28,23 +28,22 @@ T = TypeVar("T")
 
 
 class WorkChecks:
-    """Runs client functions and checks each call."""
+    """Runs client functions (functions of a method that run on a client) and checks each call."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
     def draw(self, work: ClientWork, data: Any, key: Key) -> Tree:
-        """Draw the work's random inputs. Raises MethodError if a global generator is used."""
+        """Draw a client function's inputs. Raises MethodError if a global generator is used."""
         name = work.draw_name
         if name is None:
             return {}
         return self._first_checked(f"{_owner(work)}.{name}", lambda: work.draw(data, key))
 
     def run(self, work: ClientWork, down: Tree, private: Tree, drawn: Tree) -> Reply:
-        """Run the work.
+        """Run a client function with a message, a private state and the random inputs `drawn`.
 
-        Raises MethodError if the work changes its inputs, returns no `Reply`, or uses a global
-        generator.
+        Raises MethodError if it changes its inputs, returns no `Reply`, or uses a global generator.
         """
         name = f"{_owner(work)}.{work.name}"
         given = {"down": down, "private": private, "drawn": drawn}

@@ -1,6 +1,8 @@
 """The host, which holds the clients' data and private states and runs their work.
 
-`Sequential` and `Threads` both call `serve`, so on a CPU their results are bitwise equal.
+The work of a client is the client function (a function of the method, marked with `client_work`)
+that an exchange runs for it. `Sequential` and `Threads` both call `serve`, so on a CPU their
+results are bitwise equal.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from fedshot.protocol.reducers import NOT_FINITE
 
 
 class ClientCall(NamedTuple):
-    """The inputs of one client's work: message, private state and random draws."""
+    """The inputs of a client function for one client: message, private state, random draws."""
 
     client: int
     down: Tree
@@ -40,12 +42,13 @@ class Host:
     """Clients of one partition on one machine.
 
     Args:
-        method: the method whose work the clients run.
+        method: the method whose client functions the clients run.
         dataset: the examples of all clients.
         partition: which examples each client has.
         store: the clients' private states.
         key: root of the keys for initial private states.
-        devices: devices of the work; stored states and the returned replies are on the CPU.
+        devices: devices that the client functions run on; stored states and the returned replies
+            are on the CPU.
         liars: the clients that send dishonest replies; None if there are none.
     """
 
@@ -69,7 +72,7 @@ class Host:
 
     @property
     def device(self) -> torch.device:
-        """The first of the devices, on which `serve` runs the work."""
+        """The first of the devices, on which `serve` runs the client function."""
         return self.devices[0]
 
     def data(self, client: int, device: torch.device = CPU) -> ClientData:
@@ -93,16 +96,20 @@ class Host:
         return self._first(client) if held is None else tree.rebuild(self._like, held)
 
     def serve(self, exchange: Exchange, client: int) -> Arrival:
-        """Run the work of one client, store its new private state, and return its reply.
+        """Run an exchange's client function for one client, and return the reply.
 
-        If the server does not accept the reply, `settle` deletes the new state. If the new state is
-        not finite, the reply is rejected at once, and the client keeps its previous state.
+        The client's new private state is stored. If the server does not accept the reply, `settle`
+        deletes the new state. If the new state is not finite, the reply is rejected at once, and
+        the client keeps its previous state.
         """
         call = self.prepare(exchange, client)
         return self.finish(exchange, call, self._run_work(exchange, call))
 
     def placed(self, exchange: Exchange, device: torch.device | None = None) -> Exchange:
-        """Copy the message to a device if all clients get the same one; return the exchange."""
+        """Return the exchange with its message on a device (by default, the host's first device).
+
+        The exchange is returned as it is if clients get different messages.
+        """
         device = device or self.device
         if device.type == "cpu" or isinstance(exchange.down, PerClient):
             return exchange
@@ -111,10 +118,11 @@ class Host:
     def prepare(
         self, exchange: Exchange, client: int, device: torch.device | None = None
     ) -> ClientCall:
-        """Return the inputs of one client's work, which will run on `device`.
+        """Return the inputs of an exchange's client function for one client.
 
-        If it is a GPU, the examples are drawn from the copy of the data in its memory. The private
-        state is on the CPU, and so is the message unless `placed` has moved it.
+        `device` is where the function will run. If it is a GPU, the examples are drawn from the
+        copy of the data in its memory. The private state is on the CPU, and so is the message
+        unless `placed` has moved it.
         """
         private = self.private(client, exchange.version)
         data = self.data(client, device or self.device)
@@ -124,7 +132,7 @@ class Host:
         return ClientCall(client, exchange.message(client), private, drawn)
 
     def _run_work(self, exchange: Exchange, call: ClientCall) -> Reply:
-        """Run one client's work on the device."""
+        """Run an exchange's client function for one client, on the host's first device."""
         if self.device.type == "cpu":
             return self.checks.run(exchange.work, *call[1:])
         return self.checks.run(exchange.work, *tree.to(call[1:], self.device)).on_cpu()

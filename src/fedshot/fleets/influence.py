@@ -38,9 +38,9 @@ class Influence(Wrapper):
 
     Args:
         fleet: the fleet whose replies are measured.
-        policy: what to do with a part whose norm exceeds the bound. "off" measures nothing, "warn"
-            reports the client, "clip" scales the part down to the bound, and "refuse" discards the
-            reply. "clip" and "refuse" keep all replies of a cohort in memory.
+        policy: what to do with a part of an upload whose norm exceeds the bound. "off" measures
+            nothing, "warn" reports the client, "clip" scales the part down to the bound, and
+            "refuse" discards the reply. "clip" and "refuse" keep all replies of a cohort in memory.
         multiple: the bound, as a multiple of the cohort's median norm. With fewer than three
             replies there is no bound.
         record: called once per training exchange with each client's weight, norms and share. The
@@ -96,7 +96,10 @@ class Influence(Wrapper):
     def _bounds(
         self, norms: Mapping[int, Mapping[str, float]], parts: list[str]
     ) -> dict[str, float]:
-        """Return the bound on each part's norm, by part; parts without a bound are left out."""
+        """Return the bound on the norm of each part of an upload, by part's name.
+
+        Parts without a bound are left out.
+        """
         if len(norms) < _FEWEST:
             return {}
         medians = {name: statistics.median(found[name] for found in norms.values())
@@ -149,7 +152,7 @@ class Influence(Wrapper):
 
 
 def _norm(part: Tree) -> float:
-    """Return the Euclidean norm of all leaves of a part together."""
+    """Return the Euclidean norm of all leaves of a part of an upload together."""
     return math.hypot(
         *(float(torch.linalg.vector_norm(leaf.detach(), dtype=torch.float64))
           for leaf in tree.leaves(part))

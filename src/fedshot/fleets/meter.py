@@ -24,7 +24,7 @@ Line = tuple[str, str, str, str]
 
 
 class LedgerLine(TypedDict):
-    """A row of the ledger as it is stored in files."""
+    """A row of the ledger, the log of the bytes sent and received, as it is stored in files."""
 
     phase: str
     work: str
@@ -38,8 +38,9 @@ class Meter(Wrapper):
     """A fleet that counts bytes and messages.
 
     `bytes` and `messages` are keyed by (phase, work, direction, part), with phase "train" or
-    "evaluate" and direction "down" or "up". Messages that get no reply and replies that the
-    guard rejects count as well. Parts that a client was not asked to upload count as "unknown".
+    "evaluate", the name of the client function as work, and direction "down" or "up". Messages that
+    get no reply and replies that the guard rejects count as well. Parts that a client was not asked
+    to upload count as "unknown".
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -66,7 +67,7 @@ class Meter(Wrapper):
         return sum(n for line, n in self.bytes.items() if line[0] == phase and line[2] == direction)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return the ledger as a list of rows, each with the keys of `LedgerLine`."""
+        """Return the ledger (the log of bytes) as a list of rows with the keys of `LedgerLine`."""
         names = ("phase", "work", "direction", "part")
         return [
             dict(zip(names, line, strict=True)) | {"bytes": n, "messages": self.messages[line]}

@@ -80,7 +80,7 @@ class PrivateStore:
         self._lock = Lock()  # guards `_pending`, since several threads serve clients
 
     def load(self, client: int, upto: Version) -> dict[str, Tensor] | None:
-        """Return the leaves of the newest version up to `upto`; None if there is none.
+        """Return the leaves of a client's newest state up to version `upto`; None if there is none.
 
         Raises:
             CheckpointError: the version is missing, damaged, or does not have the committed hash.

@@ -64,7 +64,10 @@ class Streams(Sequential):
 
 
 def _parts(reply: Reply) -> Result:
-    """Return the tensors of a reply, and its weight if that is a number; None if it is a tensor."""
+    """Return (the tensors of a reply, its weight if that is a number).
+
+    If the weight is a tensor, it is among the tensors, and None takes its place.
+    """
     parts = {"up": dict(reply.up), "private": reply.private, "metrics": dict(reply.metrics)}
     if isinstance(reply.weight, torch.Tensor):
         return parts | {"weight": reply.weight}, None

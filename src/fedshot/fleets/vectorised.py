@@ -51,7 +51,10 @@ class Vectorised(Threads):
             yield from arrivals
 
     def _serve(self, exchange: Exchange, clients: Sequence[int]) -> list[Arrival]:
-        """Run the work of a chunk; stack the clients whose inputs have equal shapes."""
+        """Run an exchange's client function for a chunk of clients; return their replies.
+
+        Clients whose inputs have equal shapes are stacked.
+        """
         stacks: dict[tuple[Any, ...], list[ClientCall]] = defaultdict(list)
         for client in clients:
             call = self.host.prepare(exchange, client)

@@ -64,7 +64,7 @@ def draw_passes(
     augment: Augment,
     key: Key,
 ) -> Batches:
-    """Draw `passes` passes over all examples of a client; each batch is one local step.
+    """Draw the batches of `passes` passes over all examples of a client; each is one local step.
 
     A pass is one batch if `size` is None. Otherwise it shuffles the examples and splits them evenly
     into batches of at most `size`. `classes` are the base classes, as class indices of the dataset.
@@ -139,7 +139,7 @@ class Classifier:
 
     @property
     def head(self) -> Head:
-        """The classifier."""
+        """The classifier, as a head: a layer that computes logits from features."""
         if self.kind == "cosine":
             return CosineHead(self.classes, self.scale)
         if self.kind == "mlp":

@@ -109,7 +109,7 @@ class Maml:
         """Return (logits [n, way], updated running statistics) of a batch in training.
 
         `classes` are the episode's class numbers, int64 [way]. `site` selects the dropout mask of
-        this pass; inner step s uses site s, counted from 0.
+        this forward pass; inner step s uses site s, counted from 0.
         """
         h, stats = self.features(params, stats, x, seed, site)
         return self.logits(params, h, classes), stats

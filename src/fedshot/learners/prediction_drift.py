@@ -31,7 +31,7 @@ PART = "common_questions"  # key of the predictions in a client's upload
 
 
 def common_questions(model: Model, n: int, device: torch.device = CPU) -> tuple[EvalEpisode, ...]:
-    """Return n synthetic one-shot episodes in the input format of the model."""
+    """Return n synthetic one-shot episodes, the same at all clients, as inputs of the model."""
     text = model.table is not None
     shape = model.shape[:1] if text else model.shape
     words = 0 if model.table is None else len(model.table)
@@ -71,9 +71,9 @@ def _draw(
 
 
 def common_form(model: Model, n: int) -> dict[str, Tensor]:
-    """Return a meta tensor in the form of a client's upload, float32 [n * queries, way].
+    """Return {"common_questions": a meta tensor} with the shape and dtype that clients upload.
 
-    Its key is that of `answer_common`. Returns `{}` for n = 0.
+    That is float32 [n * queries, way], as `answer_common` returns it. Returns `{}` for n = 0.
     """
     if n == 0:
         return {}

@@ -65,7 +65,8 @@ def average(
 
     Args:
         clients: the population; `key` decides the cohort.
-        work: client work that receives the parts and uploads their `changes` under the same names.
+        work: client function that receives the parts and uploads their `changes` under the same
+            names.
         parts: the trees of floats to average, by name.
         key: key of the round.
         max_weight: largest weight of a client, if weights count episodes or are 1; None if they

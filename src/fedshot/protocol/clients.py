@@ -98,22 +98,22 @@ class Clients:
         reduce: Mapping[str, Reducer],
         key: Key,
     ) -> Outcome:
-        """Run `work` on the clients `to` and reduce their uploads.
+        """Run the client function `work` on the clients `to`, and reduce their uploads.
 
         Args:
-            work: client work, as a bound method such as `self.train`.
+            work: a client function (marked with `client_work`) as a bound method: `self.train`.
             down: the message; a tree, or `PerClient(fn)`.
             to: ids of the clients.
-            reduce: one reducer for each part that the work uploads.
-            key: seeds all random draws; two exchanges of the same work in one round need different
-                keys.
+            reduce: one reducer for each part that the client function uploads.
+            key: seeds all random draws; two exchanges of the same client function in one round need
+                different keys.
 
         Raises:
             QuorumError: the usable replies are fewer than the quorum.
             DivergenceError: the usable replies are fewer than the quorum, and most of the faults
                 are values that are not finite or too large.
-            MethodError: `work` is not client work, a client occurs twice in `to`, or the same work
-                has been run with the same key in this round.
+            MethodError: `work` is not a client function, a client occurs twice in `to`, or the same
+                function has been run with the same key in this round.
         """
         asked = ClientWork.of(work)
         if len(set(to)) != len(to):

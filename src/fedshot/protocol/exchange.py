@@ -1,7 +1,8 @@
 """The values that methods and fleets exchange.
 
-A method requests an `Exchange`: run this client work on these clients, with this message. Each
-client returns a `Reply`; the server receives it as an `Arrival`, and the method gets one `Outcome`.
+A method requests an `Exchange`: run this client function (a function of the method) on these
+clients, with this message. Each client returns a `Reply`; the server receives it as an `Arrival`,
+and the method gets one `Outcome`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ R = TypeVar("R")
 
 
 class Reply(NamedTuple):
-    """What client work returns.
+    """What a client function returns.
 
     `up` holds the parts: the named trees that the server reduces. `private` is the tree that stays
     with the client. `weight` is a positive number of examples or episodes. `metrics` are scalars,
@@ -46,12 +47,14 @@ class Reply(NamedTuple):
 
 
 def client_work(draw: str | None = None) -> Callable[[F], F]:
-    """Mark a method's function as client work: `f(self, down, private, drawn) -> Reply`.
+    """Mark a function of a method as client work, i.e. as a client function.
+
+    It is called on the client, as `f(self, down, private, drawn) -> Reply`.
 
     Args:
         draw: name of the method's function `draw(data, key) -> tree`, which runs on the client
-            before the work and returns `drawn`. Only this function reads data and draws random
-            numbers. None: `drawn` is `{}`.
+            before the client function and returns `drawn`. Only this function reads data and draws
+            random numbers. None: `drawn` is `{}`.
     """
 
     def mark(fn: F) -> F:
@@ -63,7 +66,7 @@ def client_work(draw: str | None = None) -> Callable[[F], F]:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """A method and the name of one of its functions that `client_work` has marked.
+    """A client function: a method, and the name of its function that `client_work` has marked.
 
     Without a method, it is a step of a secure sum: see `fedshot.privacy.secure_sums`.
     """
@@ -73,7 +76,7 @@ class ClientWork:
 
     @classmethod
     def of(cls, bound: Callable[..., Reply]) -> ClientWork:
-        """Return the client work of a bound method that `client_work` has marked."""
+        """Return the client function that a bound method is, if `client_work` has marked it."""
         owner, name = getattr(bound, "__self__", None), getattr(bound, "__name__", "?")
         if owner is None or not hasattr(bound, "draw"):
             raise MethodError(
@@ -84,22 +87,22 @@ class ClientWork:
 
     @property
     def exists(self) -> bool:
-        """Whether the method has client work of this name, so that a message may request it."""
+        """Whether the method has a client function of this name, which a message may request."""
         return not self.name.startswith("_") and hasattr(self._of(self.name), "draw")
 
     @property
     def draw_name(self) -> str | None:
-        """Name of the function that draws the work's data; None if the work needs none."""
+        """Name of the function that draws the client function's random inputs, or None."""
         name: str | None = self._of(self.name).draw
         return name
 
     def draw(self, data: Any, key: Key) -> Tree:
-        """Draw the work's inputs from a client's data; return {} if the work draws nothing."""
+        """Draw the client function's inputs from a client's data; return {} if it needs none."""
         name = self.draw_name
         return {} if name is None else self._of(name)(data, key)
 
     def __call__(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
-        """Run the work."""
+        """Run the client function: `down` is the message, `private` the client's private state."""
         reply: Reply = self._of(self.name)(down, private, drawn)
         return reply
 
@@ -134,7 +137,7 @@ class Masking:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request to a cohort.
+    """One request to a cohort: to run the client function `work` with the message `down`.
 
     `version` is (round, number of the exchange in that round): the version of the private states
     that this exchange produces. `phase` says whether its traffic counts as training or evaluation.
@@ -194,7 +197,7 @@ class Sealable(Protocol):
         ...
 
     def seal(self, round: int, keep: Collection[int]) -> str:
-        """Commit the states of this round, and return their hash; those in `keep` stay readable."""
+        """Commit the states of `round`, and return their hash; the rounds `keep` stay readable."""
         ...
 
     def open(self, round: int, sha: str) -> None:
@@ -210,7 +213,7 @@ class Bank(Sealable, Protocol):
     """Trees that the server keeps on disk, one per client."""
 
     def load(self, client: int, upto: tuple[int, int]) -> dict[str, Tensor] | None:
-        """Return the leaves of the newest version up to `upto`; None if there is none."""
+        """Return the leaves of a client's newest tree up to version `upto`, or None."""
         ...
 
     def save(self, client: int, version: tuple[int, int], state: object) -> None:
@@ -223,7 +226,7 @@ class Fleet(Sealable, Protocol):
 
     @property
     def bank(self) -> Bank:
-        """The trees that the server keeps, which `seal` and `rewind` treat like private states."""
+        """The trees that the server keeps, one per client; `seal` and `rewind` include them."""
         ...
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:

@@ -158,7 +158,7 @@ class Method(ABC, Generic[S]):
 
     @property
     def traits(self) -> Traits:
-        """What the method can do and needs; a subclass passes `super().traits` to `replace`."""
+        """What the method can do and needs; a subclass changes a copy of `super().traits`."""
         return Traits(transductive=self.model.norm_policy == "transductive")
 
     @property
@@ -175,7 +175,7 @@ class Method(ABC, Generic[S]):
         return None
 
     def check_group(self, group: GroupSampler) -> None:
-        """Raise ConfigError if the method cannot be tested on such groups of clients."""
+        """Raise ConfigError if the method cannot be tested on groups of clients as in `group`."""
 
     @abstractmethod
     def init(self, key: Key) -> S:
@@ -341,7 +341,7 @@ def predict_from_features(
         embed: maps examples to features; a row must not depend on the other rows.
         compare: maps support features, support labels, query features and the way to logits.
         cache: test episodes that share examples: `worth_caching` is true for them.
-        clients: the clients, whose fleet spreads the work over its cores.
+        clients: the clients, whose fleet spreads the episodes over its cores.
     """
     h = features_of(cache, embed, clients.parallel_map)
 
@@ -366,7 +366,7 @@ def predict_at_clients(
     """Send test episodes to the clients, which hold the models, and return their predictions.
 
     Args:
-        work: client work that takes `{"questions": {"17": EvalEpisode, ...}}` and uploads
+        work: client function that takes `{"questions": {"17": EvalEpisode, ...}}` and uploads
             `{"logits": {"17": logits, ...}}`, float32 [queries, way].
         clients: the population.
         eval_episodes: the test episodes. If they have owners, each goes to the client that owns it.

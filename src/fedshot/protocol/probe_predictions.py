@@ -66,7 +66,7 @@ def embedded(
 
 
 def _of_rows(cache: FeatureCache, h: Tensor, u: int) -> EvalEpisode:
-    """Return episode u, given the features h of all distinct examples."""
+    """Return episode u with features in place of examples, from the features h of all examples."""
     index = cache.episode_index(u)
     return EvalEpisode(h[index.support], index.support_y, h[index.query], torch.arange(index.way))
 

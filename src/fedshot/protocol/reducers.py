@@ -35,10 +35,10 @@ LIGHTEST, MAX_WEIGHT = 2.0**-16, 2.0**20
 
 
 class Accumulator(Protocol):
-    """A reduction in progress."""
+    """A reduction in progress: the parts of the replies received so far, combined."""
 
     def add(self, client: int, part: Tree, weight: float) -> None:
-        """Add one client's part."""
+        """Add the part of one client's reply."""
         ...
 
     def result(self) -> Tree:
@@ -50,11 +50,11 @@ class Reducer(Protocol):
     """How to combine one part of the clients' replies."""
 
     def start(self, cohort: int) -> Accumulator:
-        """Begin a reduction of at most `cohort` contributions."""
+        """Begin a reduction of the parts of at most `cohort` clients."""
         ...
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
-        """Return why this part must be rejected; None if it is valid."""
+        """Return why this part of a reply must be rejected; None if it is valid."""
         ...
 
 
@@ -84,7 +84,7 @@ class Mean:
         return FixedPoint(self.like, _bits(self.limit, cohort), weighted=True)
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
-        """Return why this part cannot be averaged."""
+        """Return why this part of a reply cannot be averaged; None if it can."""
         del client
         if not LIGHTEST <= weight <= self.max_weight:
             return (
@@ -117,14 +117,14 @@ class Sum:
         return FixedPoint(self.like, _bits(self.limit, cohort), weighted=False)
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
-        """Return why this part cannot be summed."""
+        """Return why this part of a reply cannot be summed; None if it can."""
         del client, weight
         return _fault(self.like, part, self.limit)
 
 
 @dataclass(frozen=True)
 class Gather:
-    """A dictionary of every client's part by client id, in the order of the ids.
+    """Collects a part of every client's reply, in a dictionary in the order of the client ids.
 
     Its memory grows with the number of clients, and it is incompatible with secure sums.
 
@@ -149,7 +149,7 @@ class Gather:
         return _Gathered(self.put_away)
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
-        """Return why this part cannot be kept."""
+        """Return why this part of a reply cannot be kept; None if it can."""
         del weight
         like = self.like(client) if callable(self.like) else self.like
         found = _fault(part if like is None else like, part, self.limit)

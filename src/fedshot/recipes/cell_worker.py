@@ -1,4 +1,4 @@
-"""The process that trains one cell (row and column of a recipe).
+"""The process that trains one cell, i.e. one row and column of a recipe's table.
 
 It reads a job from stdin and writes events to stdout. It exits when its parent does, because stdin
 then closes. The next worker for the cell resumes the run from its last checkpoint.
@@ -68,7 +68,7 @@ def _experiment(order: dict[str, Any]) -> Experiment:
 
 
 def _train(run: Experiment, _: Any) -> dict[str, Any]:
-    """Train to the last round, test, and return the values that a table needs."""
+    """Train to the last round, test, and return the facts that a recipe's table needs."""
     result = run.folder / RESULT
     if run.round < run.config.run.rounds or not result.exists():
         _finish(run)
@@ -78,7 +78,11 @@ def _train(run: Experiment, _: Any) -> dict[str, Any]:
 
 
 def _follow(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
-    """Test with the models of another row's run, which is trained first if it is unfinished."""
+    """Test with the models of another row's run, which is trained first if it is unfinished.
+
+    `order` is the JSON of a job with a `lead`, which describes the other run. If the two runs do
+    not train the same models, or some of the models were not kept, `run` is trained itself.
+    """
     lead = _experiment(order["lead"])
     if not trained_alike(run, lead):
         return _train(run, order)
@@ -101,7 +105,7 @@ def _follow(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tune(run: Experiment, _: Any) -> dict[str, Any]:
-    """Train a trial to the last round, or until it diverges, and return its validation accuracies.
+    """Train a tuning trial to its last round, or until it diverges; return its validation results.
 
     Raises ConfigError if the settings would use the novel classes.
     """
@@ -123,10 +127,10 @@ _ACTIONS = {"train": _train, "follow": _follow, "tune": _tune}
 
 
 def _summary(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dict[str, Any]:
-    """Return the values that a table needs.
+    """Return the facts about a cell's training run that a recipe's table needs.
 
     Args:
-        run: the run of the cell.
+        run: the run of the cell (row and column of the table).
         trained: the run that trained the cell's models; `run` itself unless training is shared.
         found: the test score and the chosen round.
     """

@@ -1,6 +1,7 @@
 """The central claims of the papers, and whether the finished cells reproduce them.
 
-`claims.yaml` lists the claims. A claim compares one row of a recipe with others, column by column.
+`claims.yaml` lists the claims. A claim compares one row of a recipe's table with others, column by
+column; each pair (row, column) is a cell.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ STATUS_SYMBOLS: dict[Status, str] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """A paper's claim that the row `better` of a recipe is above the rows `worse`."""
+    """A paper's claim that a recipe's row `better` has higher accuracies than the rows `worse`."""
 
     claim: str
     recipe: str
@@ -44,7 +45,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Selection:
-    """Cells that the front page shows."""
+    """Cells (rows and columns of a recipe's table) that the front page of results shows."""
 
     title: str
     recipe: str
@@ -55,7 +56,7 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class Paper(Selection):
-    """A paper: its headline cells and its claims."""
+    """A paper: the cells of its recipe that the front page shows, and its claims."""
 
     source: str
     claims: tuple[Claim, ...]
@@ -63,7 +64,7 @@ class Paper(Selection):
 
 @dataclass(frozen=True)
 class Front:
-    """The content of the front page: the papers, and cells from one recipe as a leaderboard."""
+    """The front page of results: the papers, and cells from one recipe's table as a leaderboard."""
 
     papers: dict[str, Paper]
     leaderboard: Selection
@@ -71,10 +72,10 @@ class Front:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """The comparisons that decide a claim: one for each column and each finished row in `worse`.
+    """The comparisons that decide a claim: one for each column and finished row `worse`.
 
-    `published` holds the paper's differences, in percentage points, where cells have the paper's
-    data; `seeds` the smaller number of seeds of each comparison's rows. `untrained` counts the
+    `published` holds the paper's differences, in percentage points, for columns on the paper's
+    data; `seeds` the smaller number of seeds of each comparison's two rows. `untrained` counts the
     comparisons in which validation chose round 0 of the better row for every seed.
     """
 
@@ -102,7 +103,7 @@ class ClaimResult:
         return "contradicted" if below and not above else "not shown"
 
     def count(self, outcome: str) -> int:
-        """Return the number of comparisons with this outcome."""
+        """Return the number of comparisons with this outcome: "above", "below" or "unclear"."""
         return sum(one.outcome == outcome for one in self.differences)
 
 
@@ -114,7 +115,11 @@ def load() -> Front:
 
 
 def check_claim(claim: Claim, cells: Mapping[str, State]) -> ClaimResult:
-    """Compare the rows of a claim, given the finished cells of its recipe and variant by key."""
+    """Compare the rows of a claim, column by column.
+
+    `cells` are the finished cells (rows and columns) of the recipe's table in the claim's variant,
+    i.e. its budget and tuning. They are keyed by "row/column".
+    """
     columns = claim.columns or dict.fromkeys(state.cell.column.key for state in cells.values())
     differences, published, seeds, untrained = [], [], [], 0
     for column, worse in product(columns, claim.worse):

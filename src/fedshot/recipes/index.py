@@ -22,7 +22,7 @@ _PACKAGE = resources.files("fedshot.recipes")
 
 
 def names(results: Path | None = None) -> tuple[str, ...]:
-    """Return the sorted names of all recipes, including the user's recipes in `results`."""
+    """Return the sorted names of fedshot's recipes, and of the user's in the folder `results`."""
     if results is None:
         return _packaged()
     own = (file.parent.name for file in results.glob(f"*/{_RECIPE}"))
@@ -30,7 +30,7 @@ def names(results: Path | None = None) -> tuple[str, ...]:
 
 
 def load(name: str, results: Path | None = None) -> Recipe:
-    """Read a recipe, including rows that the user adds to it in `results`.
+    """Read a recipe, and the rows that the user adds to it in the results folder `results`.
 
     Raises ConfigError if the recipe does not exist or is invalid.
     """

@@ -1,4 +1,4 @@
-"""A queue of workers that train cells (row and column of a recipe).
+"""A queue of workers that train cells, i.e. rows and columns of a recipe's table.
 
 As many workers run at once as cores and memory allow.
 """
@@ -46,12 +46,12 @@ class Job:
 
     @property
     def trained(self) -> Path:
-        """Folder of the run that the job trains, or whose models it tests."""
+        """Folder of the run that the job trains, or of the run `lead` whose models it tests."""
         return (self.lead or self).folder
 
     @property
     def threads(self) -> int:
-        """Number of cores that the worker keeps busy."""
+        """Number of cores that the job's worker process keeps busy."""
         return int(self.settings["run"]["threads"])
 
     def order(self) -> dict[str, Any]:

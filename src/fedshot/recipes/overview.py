@@ -1,4 +1,7 @@
-"""The list of recipes: which data and methods are available, and how long a recipe takes."""
+"""The list of recipes: which data and methods are available, and how long a recipe takes.
+
+A recipe is a published table. A cell is one number of the table: a row in a column.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from fedshot.reports.table import add_row, grid, plain_text
 
 @dataclass(frozen=True)
 class Line:
-    """A recipe in the list. A cell of a recipe is one number of its table: a row in a column."""
+    """The line of one recipe in the list of recipes."""
 
     name: str
     title: str

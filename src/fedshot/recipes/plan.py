@@ -1,4 +1,4 @@
-"""Check whether a cell (row and column of a recipe) can be trained, and note how it was trained."""
+"""Check whether a cell (row and column of a recipe's table) can be trained, and note how it was."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ _NOT_COMPARED = ("name", "seed", "run.rounds", "run.threads", "run.validate_ever
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a cell cannot be trained."""
+    """Why a cell (row and column of a recipe's table) cannot be trained."""
 
     kind: Literal["no method", "no data", "too little data", "refused"]
     reason: str
 
 
 def check_cell(cell: Cell, data_dir: str | None) -> tuple[Obstacle | None, dict[str, Any] | None]:
-    """Return why a cell cannot be trained, or else what `facts_of` says about its data.
+    """Return (why a cell of a recipe's table cannot be trained, facts about its data); one is None.
 
-    The data are loaded and partitioned as for training with seed 0, which takes as long.
+    The facts are those of `facts_of`. The data are loaded and partitioned as for training with seed
+    0, which takes as long.
     """
     if cell.row.method not in METHODS:
         reason = (
@@ -66,7 +67,10 @@ def _refusal(cell: Cell, error: ConfigError) -> str:
 
 
 def facts_of(prepared: PreparedRun) -> dict[str, Any]:
-    """Return facts that show whether cells are comparable and whether their data are complete."""
+    """Return facts about a run's data: name, hash, numbers of examples and clients, partition.
+
+    They show whether two runs are comparable, and whether the data are complete.
+    """
     partition = hashlib.sha256()
     for rows in prepared.client_split.train:
         partition.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
@@ -87,11 +91,11 @@ def facts_of(prepared: PreparedRun) -> dict[str, Any]:
 def marks(
     cell: Cell, result: CellResult | None = None, facts: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Return how a cell's conditions differ from the paper's, as short phrases.
+    """Return how the conditions of a cell of a recipe's table differ from the paper's, in phrases.
 
     Args:
-        cell: the cell.
-        result: the cell's finished seeds, if any.
+        cell: the cell, i.e. a row and a column of the table.
+        result: the results of the cell's finished seeds, if any.
         facts: what `facts_of` returned for the cell; used only without a `result`.
     """
     found = [*not_honest(cell.settings()), *cell.recipe.departs, *cell.row.departs]
@@ -138,7 +142,7 @@ def marks(
 
 
 def seed_marks(result: CellResult) -> list[str]:
-    """Return notes on missing seeds, and on seeds that are not comparable."""
+    """Return notes on missing seeds of a cell, and on seeds that cannot be compared."""
     seeds, found = sorted(result.seeds), []
     if seeds != list(range(len(seeds))):
         found.append(f"only seeds {', '.join(map(str, seeds))}")
@@ -149,7 +153,10 @@ def seed_marks(result: CellResult) -> list[str]:
 
 
 def data_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return notes on missing examples and on clients that cannot form an episode."""
+    """Return notes on missing examples, and on clients that cannot form an episode.
+
+    `every` holds the facts of `facts_of` for the training run of each seed.
+    """
     found = []
     for data in {one["data"]["digest"]: one["data"] for one in every}.values():
         if data["published"] is None and data["name"] not in PUBLISHERS:
@@ -166,7 +173,10 @@ def data_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def made_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return notes on the code and the machines that trained the runs of the seeds."""
+    """Return notes on the code and the machines that trained the runs of a cell's seeds.
+
+    `every` holds the facts about the training run of each seed.
+    """
     found = []
     # A cell that shares a training has two histories: of its training and of its test.
     histories = [parts for one in every for parts in (one["made"], one.get("answered", []))]
@@ -183,7 +193,7 @@ def made_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def budget_marks(cell: Cell) -> list[str]:
-    """Return how a cell's settings differ from those of the budget "paper"."""
+    """Return how a cell's settings differ from those under the recipe's budget "paper"."""
     paper = cell.recipe.budgets.get("paper")
     if paper is None or cell.budget is paper:
         return []
@@ -223,7 +233,10 @@ def _value(value: Any) -> str:
 
 
 def comparable(results: Mapping[str, CellResult]) -> list[str]:
-    """Return how the results of a column differ in seeds, test episodes, data or partition."""
+    """Return how the results in one column of a recipe's table differ in what must be equal.
+
+    These are the seeds, the test episodes, the data and the partition.
+    """
     found = []
     if len({tuple(sorted(result.seeds)) for result in results.values()}) > 1:
         found.append("rows differ in their seeds")

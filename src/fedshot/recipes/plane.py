@@ -71,14 +71,15 @@ def _rounded(values: torch.Tensor) -> list[Any]:
 
 
 def planar(states: Sequence[State]) -> list[State]:
-    """Return the states whose result has the data for a plot."""
+    """Return the states (cells of a recipe's table, with results) that have the data for a plot."""
     return [state for state in states if state.result and "plane" in state.result.first]
 
 
 def planes(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return the figure as SVG: the plot of each cell's first seed, and its confusion matrix.
+    """Return a recipe's figure as SVG: for each cell a plot and a confusion matrix.
 
-    Returns "" if no cell has the data for a plot.
+    A cell is one row and column of the recipe's table, and a state is a cell with its results. The
+    plot is that of the cell's first seed. Returns "" if no cell has the data for a plot.
     """
     from fedshot.reports.figure_export import drawing
 
@@ -102,7 +103,10 @@ def planes(recipe: Recipe, states: Sequence[State]) -> str:
 
 
 def _regions(axes: Axes, plane: dict[str, Any]) -> None:
-    """Draw the examples of each class over the decision regions; classes are sorted by name."""
+    """Draw novel examples over the regions in which the model predicts each class.
+
+    `plane` holds the data of the plot; classes are sorted by name.
+    """
     from fedshot.reports.figure_export import INK, PALETTE
 
     order = np.argsort(plane["classes"])

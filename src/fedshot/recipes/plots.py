@@ -1,6 +1,6 @@
 """The figures of recipes as SVG: accuracies over axes, and learning curves.
 
-A `State` is a cell (row and column of a recipe) with its results.
+A `State` is a cell (row and column of a recipe's table) with its results.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ _WIDE = 100  # ratio of the largest to the smallest positive value from which an
 def write(
     folder: Path, recipe: Recipe, variant: str, results: Sequence[CellResult] | None = None
 ) -> list[Path]:
-    """Write the figures of all finished cells and return the paths of the changed figures.
+    """Write a recipe's figures of all finished cells; return the paths of the figures that changed.
 
     Args:
         folder: the folder of results.
         recipe: the recipe.
-        variant: budget and tuning of its cells.
-        results: these cells; None to read those in the folder whose files can be read.
+        variant: budget and tuning of the cells (rows and columns of the recipe), such as
+            "small-tune4".
+        results: the cells' results; None to read those in the folder whose files can be read.
     """
     if results is None:
         results = Results(folder).readable(recipe.name, variant)
@@ -68,8 +69,8 @@ _Points: TypeAlias = Sequence[tuple[float, State]]
 def curve(recipe: Recipe, states: Sequence[State]) -> str:
     """Return the figure of a recipe of kind "curve": a line with 95 % intervals for each row.
 
-    Hollow diamonds are the published numbers. A cross marks a result that is not a fair estimate;
-    the legend states the reason.
+    `states` are the recipe's cells with their results. Hollow diamonds are the published numbers. A
+    cross marks a result that is not a fair estimate; the legend states the reason.
     """
     labels = {state.cell.row.key: state.cell.row.label for state in states}
     lines = [
@@ -88,7 +89,10 @@ def curve(recipe: Recipe, states: Sequence[State]) -> str:
 
 
 def sweep(recipe: Recipe, states: Sequence[State], title: str = "") -> str:
-    """Return the figure of a recipe of kind "sweep": a panel per axis, with a line per column."""
+    """Return the figure of a recipe of kind "sweep": a panel per axis, with a line per column.
+
+    An axis is one that `Row.at` names; `states` are the recipe's cells with their results.
+    """
     panels = list(dict.fromkeys(name for row in recipe.rows.values() for name in row.at))
 
     def draw(figure: Figure) -> None:
@@ -115,7 +119,7 @@ def sweep(recipe: Recipe, states: Sequence[State], title: str = "") -> str:
 
 
 def along(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return a table's second figure, a sweep of the cells that `swept` returns; "" if none."""
+    """Return a table's second figure, with the cells that `swept` returns; "" if there are none."""
     held = swept(states)
     axes = ", ".join(dict.fromkeys(name for state in held for name in state.cell.row.at))
     title = recipe.title_of(state.cell for state in held)
@@ -123,10 +127,10 @@ def along(recipe: Recipe, states: Sequence[State]) -> str:
 
 
 def swept(states: Sequence[State]) -> list[State]:
-    """Return the finished cells to draw as a sweep.
+    """Return the finished cells (rows and columns of a recipe's table) to draw as a sweep.
 
-    `Row.at` places a row on axes. A cell is drawn if its row is on an axis on which the finished
-    cells have at least two different values.
+    `Row.at` gives a row's value on each of its axes. A cell is drawn if its row is on an axis on
+    which the finished cells have at least two different values.
     """
     held = [state for state in states if state.result and state.cell.row.at]
     names = [name for name, _ in {point for s in held for point in s.cell.row.at.items()}]
@@ -134,7 +138,7 @@ def swept(states: Sequence[State]) -> list[State]:
 
 
 def _draw_lines(axes: Axes, lines: Iterable[tuple[str, _Points]], values: Sequence[float]) -> None:
-    """Draw lines and published numbers over `values`; mark results that are not fair estimates."""
+    """Draw lines and published numbers over the x `values`; mark unfair estimates by crosses."""
     for i, (label, points) in enumerate(lines):
         held = [(x, state.result.score) for x, state in points if state.result]
         if held:
@@ -212,9 +216,10 @@ def _x(column: Column) -> float:
 
 
 def published_and_ours(title: str, columns: Mapping[str, Sequence[State]]) -> str:
-    """Return a chart with a panel for each column of finished cells, and a line for each method.
+    """Return a chart that compares fedshot's accuracies with the published ones.
 
-    A dot is fedshot's accuracy with its 95 % interval, a hollow diamond the published accuracy.
+    It has a panel for each column of finished cells, and a line for each method. A dot is fedshot's
+    accuracy with its 95 % interval, a hollow diamond the published accuracy.
     """
     every = [state for states in columns.values() for state in states]
     labels = list(dict.fromkeys(state.cell.row.label for state in every))
@@ -253,7 +258,7 @@ def published_and_ours(title: str, columns: Mapping[str, Sequence[State]]) -> st
 
 
 def with_learning_curves(states: Sequence[State]) -> list[State]:
-    """Return the cells to draw as learning curves.
+    """Return the cells (rows and columns of a recipe's table) to draw as learning curves.
 
     Cells that validate on test classes, or have no validation curve, are left out. Of the rows that
     `Row.at` places on the same axis, only the first is kept. A column is drawn only if at least two
@@ -303,7 +308,10 @@ def learning(recipe: Recipe, states: Sequence[State], by: str = "megabytes") -> 
 def _panel(
     axes: Axes, rows: Sequence[str], states: Sequence[State], by: str, lines: dict[int, Any]
 ) -> None:
-    """Draw the learning curves of a column; put each row's line in `lines` for the legend."""
+    """Draw the learning curves of one column; put each row's line in `lines` for the legend.
+
+    `states` are the cells of the column with their results; `by` is the x axis.
+    """
     x_of, label = _AXES[by]
     ends: list[tuple[float, float]] = []  # smallest positive and last x of each line
     for state in states:
@@ -344,7 +352,7 @@ def _is_validated(state: State) -> bool:
 
 
 def _is_first(state: State) -> bool:
-    """Whether a cell's row is on no axis of `Row.at`, or is the first row on one of its axes."""
+    """Whether a state's row is on no axis of `Row.at`, or is the first row on one of its axes."""
     row, every = state.cell.row, list(state.cell.recipe.rows.values())
     first = {name: one for one in reversed(every) for name in one.at}
     return not row.at or any(first[name] is row for name in row.at)
@@ -359,14 +367,17 @@ def _label(state: State) -> str:
 
 
 def _traffic(seed: Mapping[str, Any], round: int) -> float:
-    """Return the megabytes up to a validated round; older results store only the total."""
+    """Return the megabytes sent and received up to a validated round of one seed's training run.
+
+    Older results store only the total, from which the number is estimated.
+    """
     if "traffic" in seed:
         return float(dict(zip(validation_curve(seed), seed["traffic"], strict=True))[round]) / 1e6
     return float(seed["bytes_down"] + seed["bytes_up"]) / 1e6 * round / float(seed["rounds"])
 
 
 def _communication_rounds(seed: Mapping[str, Any], round: int) -> float:
-    """Return the communication rounds up to a round; in older results, one per round."""
+    """Return the communication rounds up to a round; older results count one per round."""
     return float(seed.get("exchanges", 1)) * round
 
 

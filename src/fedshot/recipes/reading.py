@@ -98,7 +98,7 @@ def read(name: str, tree: Any) -> Recipe:
 
 
 def joined(recipe: Recipe, tree: Any, origin: str) -> Recipe:
-    """Return the recipe with added rows: `tree`, the content of the file `origin`.
+    """Return the recipe with the rows of `tree`, the content of the user's file `origin`.
 
     Raises ConfigError for invalid rows.
     """
@@ -142,7 +142,10 @@ def _checked(what: str, tree: Any, parts: Mapping[str, _Part]) -> dict[str, Any]
 
 
 def _keyed(what: str, kind: str, parts: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the columns, rows or budgets as (key, value). Raises ConfigError for invalid keys."""
+    """Return (key, value) of each column, row or budget, as `kind` says.
+
+    `what` names the recipe in errors. Raises ConfigError for invalid keys.
+    """
     found = parts.get(f"{kind}s", {})
     if not isinstance(found, dict):
         raise ConfigError(f"{what} holds {found!r:.60}; expected keys and values.")
@@ -271,7 +274,7 @@ def _check(recipe: Recipe) -> None:
 
 
 def _check_row(recipe: Recipe, row: Row) -> None:
-    """Raise ConfigError for a row whose search, rounds or shared training contradict the recipe."""
+    """Raise ConfigError for a row whose search, rounds or shared training do not fit the recipe."""
     what = f"recipe {recipe.name}, row {row.key}"
     for a, b in product(row.tune, recipe.tune):
         if _overlap(a, b):
@@ -318,7 +321,12 @@ def _overlap(a: str, b: str) -> bool:
 
 
 def _check_budgets(recipe: Recipe) -> None:
-    """Raise ConfigError for a budget that names an unknown row or budget."""
+    """Raise ConfigError for a budget that does not fit the recipe.
+
+    A budget may set options of some rows (`rows`), and may name another budget for the trials of
+    tuning (`trials_as`). The rows and the named budget must exist. Options that tuning searches
+    must not be set, and the named budget must not have a `trials_as` of its own.
+    """
     for budget in recipe.budgets.values():
         what = f"recipe {recipe.name}, budget {budget.name}"
         for key, own in budget.rows.items():

@@ -1,10 +1,10 @@
 """A recipe: a published table or figure as a grid of cells; each cell is trained and tested.
 
-A recipe is a YAML file. The settings of a cell merge those of the recipe, the column, the budget,
-the row, and the budget's settings for the row, in this order. Only a row names a method, and it may
-set only options of that method. All methods of a column therefore get the same data, clients, test
-episodes and communication rounds. A row whose method overfits may stop early; tables mark its
-cells.
+A cell is one row (a method) in one column (a setting). A recipe is a YAML file. The settings of a
+cell merge those of the recipe, the column, the budget, the row, and the budget's settings for the
+row, in this order. Only a row names a method, and it may set only options of that method. All
+methods of a column therefore get the same data, clients, test episodes and communication rounds. A
+row whose method overfits may stop early; tables mark its cells.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AGAINST = {"megabytes": "", "rounds": "-rounds"}
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table, or a value `x` on the axis of a curve."""
+    """A column of a recipe's table, or a value `x` on the axis of a curve."""
 
     key: str
     label: str
@@ -43,7 +43,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A method of a table, with the paper's numbers."""
+    """A row of a recipe's table: a method, with the paper's numbers."""
 
     key: str
     label: str  # the method's name in the paper
@@ -67,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Budget:
-    """The number of communication rounds of every method, and settings that depend on it."""
+    """A number of communication rounds for every method, and settings that depend on it."""
 
     name: str
     exchanges: int  # communication rounds
@@ -108,7 +108,10 @@ class Recipe:
         return tuple(dict.fromkeys(row.method for row in self.rows.values()))
 
     def title_of(self, cells: Iterable[Cell]) -> str:
-        """Return the title, followed by the data sets of `cells` that differ from the paper's."""
+        """Return the title; if data sets of these cells differ from the paper's, it names them.
+
+        A cell is one row and column of the recipe's table.
+        """
         others = [cell.data for cell in cells if not cell.on_papers_data]
         return "; here on ".join([self.title, *dict.fromkeys(others)])
 
@@ -124,9 +127,9 @@ class Recipe:
         return self.budgets[name]
 
     def cells(self, budget: str, patterns: Sequence[str] = ()) -> list[Cell]:
-        """Return the cells whose "row/column" matches a pattern, or all if there is no pattern.
+        """Return the cells (rows and columns) whose "row/column" matches a pattern.
 
-        Raises ConfigError if a pattern matches no cell.
+        Without patterns, all cells are returned. Raises ConfigError if a pattern matches no cell.
         """
         every = [
             Cell(self, row, column, self.budget(budget))
@@ -178,7 +181,7 @@ class Cell:
 
     @property
     def on_papers_data(self) -> bool:
-        """Whether the cell has the paper's data set and class split, which a budget may replace."""
+        """Whether the cell has the paper's data set and class split; a budget may replace them."""
         papers, mine = layered(self.recipe.settings, self.column.settings), self._layered
         return all(
             trees.at(papers, place) == trees.at(mine, place)
@@ -187,17 +190,17 @@ class Cell:
 
     @property
     def published(self) -> float | None:
-        """The paper's accuracy in percent; None if this cell has other data."""
+        """The paper's accuracy of this cell in percent; None if the cell has other data."""
         return self.row.published[self._index] if self.on_papers_data else None
 
     @property
     def spread(self) -> float | None:
-        """The paper's +- in percentage points; None if this cell has other data."""
+        """The paper's +- of this cell in percentage points; None if the cell has other data."""
         return self.row.spread[self._index] if self.on_papers_data else None
 
     @property
     def lead(self) -> Cell | None:
-        """The cell whose training this cell shares; None if this cell is trained itself."""
+        """The cell whose trained models this cell tests; None if this cell is trained itself."""
         row, column = self.recipe.rows[self.row.trained_as or self.row.key], self.column
         column = self.recipe.columns[row.trained_in.get(column.key, column.key)]
         found = replace(self, row=row, column=column)
@@ -205,12 +208,12 @@ class Cell:
 
     @property
     def leads(self) -> bool:
-        """Whether other cells share this cell's training."""
+        """Whether other cells share this cell's training, i.e. test its models."""
         every = self.recipe.cells(self.budget.name)
         return any(cell.lead.key == self.key for cell in every if cell.lead)
 
     def settings(self, seed: int = 0, chosen: Mapping[str, Any] | None = None) -> Settings:
-        """Return the configuration of one training run of this cell.
+        """Return the configuration of one training run of this cell (row and column of the table).
 
         Args:
             seed: seed of the training run and of the partition.

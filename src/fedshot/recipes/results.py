@@ -1,7 +1,8 @@
-"""Finished cells as JSON files, with everything needed to reproduce them.
+"""Results of the cells of recipes' tables as JSON files, with everything needed to reproduce them.
 
-A cell is one row of a recipe in one column. Its file is results/RECIPE/VARIANT/ROW.COLUMN.json; the
-variant names the budget and the tuning. A seed is added to the file when its training finishes.
+A cell is one row of a recipe's table in one column. Its file is
+results/RECIPE/VARIANT/ROW.COLUMN.json; the variant names the budget and the tuning. A seed is added
+to the file when its training finishes.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class _Cell(TypedDict):
 
 @dataclass(frozen=True)
 class CellResult:
-    """A cell with at least one finished seed."""
+    """The results of a cell (row and column of a recipe's table) that has a finished seed."""
 
     recipe: str
     variant: str  # budget and tuning, such as "small" or "small-tune4"
@@ -137,21 +138,24 @@ class CellResult:
 
     @property
     def score(self) -> Mapping[str, Any]:
-        """The test score, averaged over seeds per episode, with its interval over episodes."""
+        """The test score: each episode's accuracy is the mean over seeds."""
         return combined([score_of(one) for _, one in sorted(self.seeds.items())])
 
     @property
     def first(self) -> Mapping[str, Any]:
-        """The facts of the first seed, used for facts that do not depend on the seed."""
+        """The facts about the training run of the first seed, where the seed does not matter."""
         return self.seeds[min(self.seeds)]
 
     def command(self) -> str:
-        """Return the command that reproduces the cell."""
+        """Return the command that reproduces the cell (row and column of the recipe's table)."""
         return command([self], [f"'{self.key}'"], max(self.seeds) + 1)
 
 
 def command(results: Sequence[CellResult], patterns: Sequence[str], seeds: int) -> str:
-    """Return the command that reproduces cells of one table, selected by quoted patterns."""
+    """Return the command that reproduces cells of one recipe's table with `seeds` seeds.
+
+    `patterns` select the cells by "row/column", quoted for the shell.
+    """
     first, methods = results[0], (result.method for result in results)
     budget, trials = split(first.variant)
     words = [*user_methods.program(*methods), "reproduce", first.recipe]
@@ -161,30 +165,34 @@ def command(results: Sequence[CellResult], patterns: Sequence[str], seeds: int) 
 
 
 def validation_curve(seed: Mapping[str, Any]) -> dict[int, float]:
-    """Return round -> validation accuracy of one training run."""
+    """Return round -> validation accuracy of one training run; `seed` holds its facts."""
     return {round: accuracy for round, accuracy, _ in seed["validation"]}
 
 
 def split(variant: str) -> tuple[str, str]:
-    """Return a variant's budget and its number of tuning trials, as text; "" without tuning."""
+    """Return (budget, number of tuning trials as text) of a variant such as "small-tune4".
+
+    The second is "" without tuning.
+    """
     budget, _, trials = variant.partition("-tune")
     return budget, trials
 
 
 class Results:
-    """A folder of finished cells."""
+    """A folder of results, one file for each finished cell (row and column) of a recipe's table."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def path(self, cell: Cell, variant: str) -> Path:
-        """Return the path of a cell's file."""
+        """Return the path of a cell's file; `variant` names budget and tuning: "small-tune4"."""
         return self.folder / cell.recipe.name / variant / f"{cell.stem}.json"
 
     def of(self, cell: Cell, variant: str, chosen: Mapping[str, Any] | None) -> CellResult | None:
-        """Return the finished seeds of a cell; None if there are none, or the file is out of date.
+        """Return the results of a cell's finished seeds from its file; None if none has finished.
 
-        A file is out of date if its settings differ from those of the current recipe.
+        `chosen` are options that tuning chose. A file whose settings differ from the cell's current
+        ones is out of date: it counts as missing.
         """
         path = self.path(cell, variant)
         found = read(path) if path.exists() else None
@@ -193,7 +201,7 @@ class Results:
     def add(
         self, cell: Cell, variant: str, chosen: Mapping[str, Any] | None, seed: int, facts: Any
     ) -> CellResult:
-        """Add a seed to a cell's file and return the cell."""
+        """Add the facts about a finished seed to a cell's file, and return the cell's results."""
         path = self.path(cell, variant)
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.with_name(f".{path.name}.lock")):  # other processes may add seeds
@@ -208,11 +216,11 @@ class Results:
         return result
 
     def every(self) -> list[CellResult]:
-        """Return all finished cells, sorted by path."""
+        """Return the results of all finished cells, sorted by path."""
         return [read(path) for path in self._files("*", "*")]
 
     def readable(self, recipe: str = "*", variant: str = "*") -> list[CellResult]:
-        """Return the finished cells whose files can be read; damaged files are skipped."""
+        """Return the results of the cells whose files can be read; damaged files are skipped."""
         found = []
         for path in self._files(recipe, variant):
             with suppress(CheckpointError):
@@ -225,9 +233,10 @@ class Results:
 
 
 def identity(cell: Cell, chosen: Mapping[str, Any] | None) -> Settings:
-    """Return the settings that determine a cell's results: all but name and seed, with defaults.
+    """Return the settings that determine the results of a cell, one row and column of a table.
 
-    For a user's method they include the fingerprint of its file.
+    These are all settings but name and seed, defaults included. For a user's method they include
+    the fingerprint of its file. `chosen` are options that tuning chose.
     """
     whole = Config.of(cell.settings(0, chosen)).settings
     kept = {key: value for key, value in whole.items() if key not in ("name", "seed")}
@@ -237,7 +246,8 @@ def identity(cell: Cell, chosen: Mapping[str, Any] | None) -> Settings:
 def outdated(result: CellResult, cell: Cell, chosen: Mapping[str, Any] | None) -> str | None:
     """Return how a result's settings differ from its cell's current ones; None if they are equal.
 
-    An option that did not exist when the result was written counts as its default.
+    A cell is a row and a column of a recipe's table. An option that did not exist when the result
+    was written counts as set to its default.
     """
     if cell.row.method not in METHODS:
         return f"there is no method {cell.row.method!r}"
@@ -256,13 +266,14 @@ def shared(
 ) -> dict[int, dict[str, Any]]:
     """Return seed -> facts of other cells' training runs that have exactly the settings of `cell`.
 
-    Settings, data and seed determine a training run. "shared" in the facts names the other cell.
+    A cell is a row and a column of a recipe's table. Settings, data and seed determine a training
+    run. "shared" in the facts names the other cell.
 
     Args:
         cell: the cell.
-        variant: its budget and tuning.
+        variant: its budget and tuning, such as "small-tune4".
         chosen: options that tuning chose for it.
-        every: finished cells of any recipe.
+        every: the results of finished cells of any recipe.
         here: facts about the data on this machine; runs on other data are left out.
     """
     own = (cell.recipe.name, variant, cell.key)
@@ -299,14 +310,14 @@ def kept(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def score_of(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the score of one seed, with the accuracy of every episode."""
+    """Return the score of one seed, with the accuracy of every episode, from the stored facts."""
     if "right" not in one:
         return dict(one["test"])
     return {**one["test"], "per_episode": [n / one["queries"] for n in one["right"]]}
 
 
 def row_of(result: CellResult) -> ComparisonRow:
-    """Return a cell's result as a row of a comparison of runs."""
+    """Return the result of a cell (row and column of a recipe's table) as a row of a comparison."""
     every = [one for _, one in sorted(result.seeds.items())]
     spent = [(one["bytes_down"], one["bytes_up"], one["seconds"]) for one in every]
     protocol = TestProtocol.of(result.settings, {"own": not every[0]["queries"]})
@@ -314,7 +325,7 @@ def row_of(result: CellResult) -> ComparisonRow:
 
 
 def write(path: Path, result: CellResult) -> None:
-    """Write a cell's file."""
+    """Write the result of a cell of a recipe's table to its JSON file."""
     content = {
         "recipe": result.recipe,
         "cell": result.key,
@@ -328,7 +339,10 @@ def write(path: Path, result: CellResult) -> None:
 
 
 def read(path: Path) -> CellResult:
-    """Read a cell's file. Raises CheckpointError if it is damaged or not a cell's file."""
+    """Read the result of a cell of a recipe's table from its JSON file.
+
+    Raises CheckpointError if the file is damaged, or is not the file of a cell.
+    """
     path = path.absolute()  # its folders must be named after recipe and variant
     if path.name.endswith(".tune.json"):
         raise CheckpointError(f"{path} holds trials of tuning, not a cell. Name ROW.COLUMN.json.")

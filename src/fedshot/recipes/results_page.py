@@ -1,7 +1,8 @@
-"""The pages of results as Markdown, generated from the result files of recipes' cells.
+"""The pages of results as Markdown, generated from the results of the cells of recipes.
 
-The front page holds the papers' claims and a leaderboard. Each recipe has a page with its tables,
-and on request each cell has a page with its settings, seeds and validation curve.
+A cell is one row and column of a recipe's table. The front page holds the papers' claims and a
+leaderboard. Each recipe has a page with its tables, and on request each cell has a page with its
+settings, seeds and validation curve.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _WIDTH, _HEIGHT = 560, 190  # pixels of a validation curve's plot
 
 @dataclass(frozen=True)
 class _Table:
-    """The finished cells of a recipe in one variant (budget and tuning)."""
+    """The finished cells (rows, columns) of a recipe's table in one variant: budget and tuning."""
 
     recipe: Recipe
     variant: str
@@ -52,7 +53,7 @@ class _Table:
         return {state.cell.key: state for state in self.states}
 
     def at(self, selection: Selection) -> dict[str, list[State]]:
-        """Return the selected finished cells by column; a column without cells is absent."""
+        """Return the selected finished cells by column; a column without such cells is absent."""
         cells, rows = self.cells, selection.rows or tuple(self.recipe.rows)
         keys = {column: [f"{row}/{column}" for row in rows] for column in selection.columns}
         found = {column: [cells[k] for k in some if k in cells] for column, some in keys.items()}
@@ -71,17 +72,18 @@ def pages(
     cells: bool = False,
     every: Sequence[CellResult] | None = None,
 ) -> dict[str, str]:
-    """Return the pages and the charts of the front page, keyed by path.
+    """Return the pages of recipes' results, and the charts of the front page, keyed by path.
 
     Results that are out of date are listed at the end of the front page.
 
     Args:
-        results: the folder of finished cells; a recipe's page includes `RECIPE/notes.md` from it.
+        results: the folder with the results of finished cells (rows and columns of recipes'
+            tables); a recipe's page includes `RECIPE/notes.md` from it.
         recipes: the recipes by name.
         name: name of the front page, and of the folder of the other pages.
         figures: `results`, relative to the page of a recipe.
         cells: whether to make a page for each cell, with links from the recipes' tables.
-        every: the finished cells in `results`; None to read them.
+        every: the results of the finished cells in `results`; None to read them.
     """
     tables, left_out = _tables(Results(results).every() if every is None else every, recipes)
     front = claims.load()
@@ -112,7 +114,7 @@ def pages(
 def _tables(
     every: Sequence[CellResult], recipes: Mapping[str, Recipe]
 ) -> tuple[_Tables, list[str]]:
-    """Return the tables of up-to-date results, and a message for each outdated result."""
+    """Return the tables of results by recipe and variant, and messages on outdated results."""
     tables: dict[tuple[str, str], _Table] = {}
     left_out: list[str] = []
     key = attrgetter("recipe", "variant")
@@ -132,7 +134,10 @@ def _symbol_file(status: str) -> str:
 
 
 def _front(front: Front, tables: _Tables, left_out: Sequence[str], name: str, linked: str) -> str:
-    """Return the front page; numbers link to the pages of cells in the folder `linked`, if any."""
+    """Return the front page of results.
+
+    Numbers link to the pages of cells in the folder `linked`, unless that is "".
+    """
     papers = []
     for key, paper in front.papers.items():
         table = tables.get((paper.recipe, paper.variant))
@@ -168,9 +173,10 @@ def _front(front: Front, tables: _Tables, left_out: Sequence[str], name: str, li
 
 
 def _headline(table: _Table, paper: Paper, linked: str) -> list[list[str]]:
-    """Return a heading, and for each method published and own accuracies and the seeds.
+    """Return the lines of a paper's table on the front page: a heading, then a line per method.
 
-    Returns an empty list if no headline cell is finished.
+    A method's line has its published and own accuracies and the seeds. The list is empty if no cell
+    that the front page shows is finished.
     """
     cells, labels = table.cells, [table.recipe.columns[column].label for column in paper.columns]
     lines = [
@@ -186,7 +192,10 @@ def _headline(table: _Table, paper: Paper, linked: str) -> list[list[str]]:
 
 
 def _number(state: State, table: _Table, folder: str) -> str:
-    """Return a cell's accuracy; with a folder of pages, linked to the cell's page."""
+    """Return the accuracy of a cell of a recipe's table as text.
+
+    If `folder`, the folder of the cells' pages, is not "", the text links to the cell's page.
+    """
     if not folder:
         return ours(state)
     path = f"{table.recipe.name}/{table.variant}/{state.cell.stem}.md"
@@ -194,7 +203,7 @@ def _number(state: State, table: _Table, folder: str) -> str:
 
 
 def _conditions(table: _Table, paper: Paper) -> list[str]:
-    """Return the notes that all headline cells share, those on data first."""
+    """Return the notes that all cells of a paper on the front page share, those on data first."""
     states = itertools.chain(*table.at(paper).values())
     notes = [marks(state.cell, state.result) for state in states]
     common = [note for note in notes[0] if all(note in one for one in notes)] if notes else []
@@ -202,7 +211,10 @@ def _conditions(table: _Table, paper: Paper) -> list[str]:
 
 
 def _evidence(result: ClaimResult) -> list[str]:
-    """Return a claim's line: comparisons, published differences, fedshot's differences, seeds."""
+    """Return a claim's line on the front page.
+
+    It has the comparisons, the published differences, fedshot's differences, and the seeds.
+    """
     found = result.differences
     if not found:
         return ["-"] * 4
@@ -230,7 +242,7 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _leaderboard(tables: _Tables, selection: Selection, linked: str) -> dict[str, list[list[Any]]]:
-    """Return the ranked lines of each column, with differences from its leader."""
+    """Return column -> lines of the leaderboard, ranked, with each difference from the first."""
     table = tables.get((selection.recipe, selection.variant))
     boards = {}
     for states in table.at(selection).values() if table else ():
@@ -273,7 +285,10 @@ def _section(table: _Table, figures: str, linked: bool) -> dict[str, Any]:
 
 
 def _line(state: State, letters: Marks, table: _Table, linked: bool, own: bool) -> list[str]:
-    """Return the texts of a cell's line; with `own`, also on the spread over clients."""
+    """Return the texts of a cell's line in the recipe's table; `own` adds the spread over clients.
+
+    With `linked`, the accuracy links to the cell's page.
+    """
     result = state.result
     assert result is not None
     every = state.finished
@@ -300,7 +315,10 @@ def _line(state: State, letters: Marks, table: _Table, linked: bool, own: bool) 
 def _figures(
     recipe: Recipe, variant: str, states: Sequence[State], folder: str
 ) -> list[tuple[str, str, str]]:
-    """Return (caption, title, link) of the recipe's figures."""
+    """Return (caption, title, link) of each figure of the recipe in this variant.
+
+    `variant` names budget and tuning; the links begin with `folder`.
+    """
     title = recipe.title_of(state.cell for state in states)
     link = f"{folder}/{recipe.name}/{variant}"
     if recipe.kind in ("curve", "sweep") or (recipe.kind == "plane" and planar(states)):
@@ -320,7 +338,7 @@ def _figures(
 
 
 def _validation(result: CellResult) -> str:
-    """Return the validation accuracy before training and at the chosen round, or "-"."""
+    """Return a cell's validation accuracy before training and at the chosen round, or "-"."""
     pairs = []
     for one in result.seeds.values():
         curve = validation_curve(one)
@@ -334,7 +352,7 @@ def _validation(result: CellResult) -> str:
 
 
 def _commands(recipe: Recipe, states: Sequence[State]) -> Iterator[str]:
-    """Yield the commands that reproduce the table, one for each number of seeds."""
+    """Yield the commands that reproduce these cells, one for each number of seeds."""
     by_seeds: dict[int, list[State]] = {}
     for state in states:
         if state.result:
@@ -346,7 +364,7 @@ def _commands(recipe: Recipe, states: Sequence[State]) -> Iterator[str]:
 
 
 def _patterns(states: Sequence[State]) -> list[str]:
-    """Return patterns for `--cells`: 'row/*' for a row with all its cells, else each cell."""
+    """Return patterns for `--cells`: 'row/*' for a row with all of its cells, else each cell."""
     found = []
     for key in dict.fromkeys(state.cell.row.key for state in states):
         mine = [state.cell for state in states if state.cell.row.key == key]
@@ -356,7 +374,7 @@ def _patterns(states: Sequence[State]) -> list[str]:
 
 
 def _made(states: Sequence[State]) -> str:
-    """Return a line with the commits, the kinds of machine and the hashes of the test episodes."""
+    """Return a line on how the cells were made: commits, machines, hashes of the test episodes."""
     every = [one for state in states for one in state.finished]
     parts = [part for one in every for part in one["made"]]
     commits = sorted({part["commit"] for part in parts})
@@ -371,7 +389,10 @@ def _made(states: Sequence[State]) -> str:
 
 
 def _cell(table: _Table, state: State, results: str) -> str:
-    """Return the page of a cell; `results` is the folder of all results, relative to the page."""
+    """Return the page of a cell, i.e. of one row and column of a recipe's table.
+
+    `results` is the folder of all results, relative to the page.
+    """
     result = state.result
     assert result is not None
     usual = defaults(result.settings)

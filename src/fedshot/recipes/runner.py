@@ -29,7 +29,7 @@ from fedshot.recipes.tuning import Chosen
 
 @dataclass
 class State:
-    """The progress of a cell."""
+    """The progress of a cell, i.e. of one row and column of the recipe's table."""
 
     cell: Cell
     obstacle: Obstacle | None = None  # why the cell cannot be trained
@@ -42,13 +42,13 @@ class State:
 
     @property
     def finished(self) -> list[Mapping[str, Any]]:
-        """The values that `cell_worker` returned for each finished seed, in order of seeds."""
+        """The values that `cell_worker` returned for each finished seed of the cell, by seed."""
         return [one for _, one in sorted(self.result.seeds.items())] if self.result else []
 
 
 @dataclass(frozen=True)
 class Request:
-    """The cells to train, and where."""
+    """The cells (rows and columns of a recipe's table) to train, with which options, and where."""
 
     recipe: Recipe
     budget: str = "small"
@@ -96,7 +96,10 @@ class _Search(NamedTuple):
 
 
 class RecipeRunner:
-    """Train the cells of a request; `run` updates `states`, the progress of each cell by key."""
+    """Train the cells (rows and columns of the recipe's table) of a request.
+
+    `run` updates `states`, the progress of each cell, keyed by "row/column".
+    """
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -110,7 +113,7 @@ class RecipeRunner:
             self._refresh(self.states[cell.key])
 
     def check(self) -> None:
-        """Set `obstacle` for every cell that cannot be trained on the data of this machine.
+        """Set `State.obstacle` of each cell that cannot be trained on this machine's data.
 
         Raises ConfigError if tuning is requested and there are no validation classes.
         """
@@ -132,7 +135,7 @@ class RecipeRunner:
                 pass
 
     def run(self) -> Iterator[Event]:
-        """Tune, train and test, yielding the events of the workers."""
+        """Tune if so requested, train the cells and test them; yield the workers' events."""
         self.prepare()
         yield from self._tune()
         self._share()
@@ -141,7 +144,7 @@ class RecipeRunner:
             yield event
 
     def _share(self) -> None:
-        """Add the missing seeds that other cells have already trained with the same settings."""
+        """Add the missing seeds that cells of any recipe have trained with the same settings."""
         every = self.results.readable()
         for state in self._ready():
             if not self._missing(state):
@@ -162,7 +165,7 @@ class RecipeRunner:
         ]
 
     def _ready(self) -> list[State]:
-        """Return the cells that can be trained: without obstacle, and tuned if so requested."""
+        """Return the cells that can be trained: without obstacle, and tuned if requested."""
         return [
             state
             for state in self.states.values()
@@ -211,7 +214,7 @@ class RecipeRunner:
             state.failed[seed] = facts["reason"]
 
     def _refresh(self, state: State) -> None:
-        """Read the finished seeds of a cell."""
+        """Read the results of a cell's finished seeds from its file."""
         row = state.cell.row
         if row.method in METHODS and not (self.request.tune and self.tuned[row.key] is None):
             chosen = self._chosen(state.cell)
@@ -236,7 +239,7 @@ class RecipeRunner:
         )
 
     def _tune(self) -> Iterator[Event]:
-        """Train the trials of every untuned row; when all trials of a row are done, choose options.
+        """Train the tuning trials of every untuned row; when a row's are done, choose its options.
 
         A row with a failed trial is not trained: it would have had fewer trials than other rows.
         """
@@ -249,7 +252,7 @@ class RecipeRunner:
         yield from train(groups, self.request.at_once, self._choose, self._fail_trial)
 
     def _choose(self, key: str, facts: Sequence[Mapping[str, Any]]) -> None:
-        """Write the finished trials of a row, and set its options to those of the best trial."""
+        """Write the finished tuning trials of a row; give the row the options of the best trial."""
         search = self._search(self.request.recipe.rows[key])
         try:
             self.tuned[key] = tuning.write(search.file, search.cell, search.trials, facts)
@@ -268,7 +271,7 @@ class RecipeRunner:
             state.failed[tuning.SEED] = reason
 
     def _check_search(self, row: Row) -> None:
-        """Set `obstacle` for a row's cells if its trials cannot be trained or used here."""
+        """Set `State.obstacle` of a row's cells if its trials cannot be trained or used here."""
         states = [s for s in self._of_row(row.key) if s.obstacle is None and self._missing(s)]
         if not states:
             return
@@ -308,7 +311,7 @@ class RecipeRunner:
 
 
 def _check_same_data(state: State, here: str | None) -> None:
-    """Set `obstacle` if finished seeds were trained on other data than this machine has."""
+    """Set `state.obstacle` if finished seeds were trained on other data than this machine has."""
     if state.result is None or here is None:
         return
     trained_on = state.result.first["data"]["digest"]
@@ -330,10 +333,12 @@ def current(
 ) -> tuple[list[State], list[str]]:
     """Return a `State` for each up-to-date result, and a message for each outdated result.
 
+    A `State` is a cell (row and column of a recipe's table) with its results.
+
     Args:
         name: name of the recipe of all `results`.
         variant: budget and tuning of all `results`, such as "small-tune4".
-        results: finished cells.
+        results: results of finished cells.
         recipe: the current recipe; None if it no longer exists.
     """
     budget = split(variant)[0]
@@ -355,7 +360,7 @@ def current(
 
 
 def _trials_changed(result: CellResult, cell: Cell) -> str | None:
-    """Return why the tuning trials of a result are out of date; None if they are valid."""
+    """Return why the tuning trials behind a result are out of date; None if they are valid."""
     trials = split(result.variant)[1]
     if not trials or result.path is None or cell.row.method not in METHODS:
         return None

@@ -39,7 +39,7 @@ class _Validation(TypedDict):
 
 
 def trained_alike(run: Experiment, lead: Experiment) -> bool:
-    """Whether `run` and `lead` train the same models, so that `run` may evaluate `lead`'s."""
+    """Whether two runs train the same models, so that `run` may evaluate the models of `lead`."""
     first, second = (one.method.training for one in (run, lead))
     return (
         first is not None
@@ -51,7 +51,7 @@ def trained_alike(run: Experiment, lead: Experiment) -> bool:
 
 
 def kept_all(lead: Experiment) -> bool:
-    """Whether a finished run has kept the models of all validated rounds."""
+    """Whether a finished run `lead` has kept the models of all its validated rounds."""
     return set(_validated(lead)) <= set(lead.checkpoints.rounds())
 
 
@@ -87,7 +87,10 @@ def _other_settings(run: Experiment) -> dict[str, Any]:
 
 
 def _validate(run: Experiment, lead: Experiment) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (round, validation result); results of unchanged models are read from the file."""
+    """Yield (round, validation result) of the models of `lead` on the episodes of `run`.
+
+    Results of unchanged models are read from the file of an earlier call.
+    """
     path = run.folder / _FILE
     held = _read(path)
     inputs = {"settings": run.config.settings, "data": run.prepared.dataset.digest}

@@ -160,12 +160,15 @@ class Point:
 
     @property
     def diverged(self) -> str:
-        """Why training diverged with one of the seeds; "" if it did with none."""
+        """Why the training of the point diverged with a seed; "" if it diverged with none."""
         return next((str(one["diverged"]) for one in self.trials if one.get("diverged")), "")
 
     @property
     def accuracies(self) -> list[float]:
-        """The validation accuracy of each seed; empty until all finish, or if one diverged."""
+        """The validation accuracy of each seed.
+
+        It is empty until the runs of all seeds have finished, and if one of them diverged.
+        """
         found = [accuracy(one) for one in self.trials]
         return [one for one in found if one is not None] if None not in found else []
 
@@ -318,7 +321,7 @@ class Sweep:
         return {**settings, "name": f"point-{point.key}", "seed": seed}
 
     def run_folder(self, point: Point, seed: int) -> Path:
-        """Return the folder of a run."""
+        """Return the folder of a point's training run with this seed."""
         return self.folder / "runs" / f"{point.key}.s{seed}"
 
     @property

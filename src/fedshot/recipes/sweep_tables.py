@@ -30,10 +30,11 @@ _CURVES = 7  # points whose validation curves are drawn, the first of the rankin
 
 
 def rows(sweep: Sweep) -> list[dict[str, Any]]:
-    """Return the table as values: ranked points first, accuracies in [0, 1], None if unknown.
+    """Return the table of a sweep as values: ranked points first, None for unknown values.
 
-    `interval` is the half-width of the 95 % interval over validation episodes, the mean over seeds;
-    `deviation` the standard deviation over seeds. The test is that of the chosen point.
+    Accuracies are in [0, 1]. `interval` is the half-width of the 95 % interval over validation
+    episodes, the mean over seeds; `deviation` the standard deviation over seeds. The test is that
+    of the chosen point.
     """
     ranking, chosen, test = sweep.ranking, sweep.chosen, sweep.test()
     others = [one for one in sweep.points.values() if one not in ranking]
@@ -139,7 +140,7 @@ def as_json(found: Rows) -> str:
 
 
 def _curves(sweep: Sweep) -> Iterator[Series]:
-    """Yield the validation curve of each of the first points, averaged over seeds."""
+    """Yield the validation curves of the first points of the ranking, averaged over seeds."""
     for point in sweep.ranking[:_CURVES]:
         seen = [
             {round: (value, half) for round, value, half in one["validation"]}
@@ -165,7 +166,7 @@ def _state(point: Point, *, is_chosen: bool) -> str:
 
 
 def _cells(row: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[Any, str]]:
-    """Return a row's cells as (value to sort by, text)."""
+    """Return the entries of a table row as (value to sort by, text)."""
     accuracy, test, deviation = row["validation"], row["test"], row["deviation"]
     return [
         (row["rank"] or "", str(row["rank"] or "")),

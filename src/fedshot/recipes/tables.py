@@ -1,7 +1,7 @@
 """A recipe's table for a terminal: published accuracies, fedshot's, their difference, and marks.
 
-A line of the table is a cell of the recipe (row and column). Marks are letters beside a cell; each
-refers to a note below the table.
+A line of this table is a cell, i.e. one row and column of the recipe's published table. Marks are
+letters beside a cell; each refers to a note below the table.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _COLUMNS = ("method", "setting", "published", "ours ± 95 %", "difference", "see
 
 
 class Marks:
-    """Assigns letters to notes, in order of first use."""
+    """Assigns letters to notes, in order of first use; a letter marks a line of a table."""
 
     def __init__(self) -> None:
         self._letters: dict[str, str] = {}
 
     def of(self, notes: Iterable[str]) -> str:
-        """Return the letters of these notes, separated by spaces."""
+        """Return the letters of these notes, separated by spaces; new notes get new letters."""
         return " ".join(self._letters.setdefault(text, self._next()) for text in notes)
 
     def notes(self) -> list[str]:
@@ -44,7 +44,11 @@ class Marks:
 
 
 def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
-    """Return the table of a recipe's cells."""
+    """Return a recipe's table for a terminal: a line for each cell (row and column of the recipe).
+
+    `variant` names budget and tuning, such as "small-tune4". `states` are the cells with their
+    results.
+    """
     letters = Marks()
     rows = [(state, cells(state, letters)) for state in states]
     caption = [f"{printable(measure(recipe, states))}.", *_data(states), *class_means(states)]
@@ -60,7 +64,10 @@ def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
 
 
 def cells(state: State, letters: Marks) -> tuple[str, ...]:
-    """Return a cell's line of the table: a text for each column."""
+    """Return the line of a cell of a recipe in the table for a terminal: a text for each column.
+
+    `letters` assigns letters to the cell's notes.
+    """
     cell = state.cell
     return (
         printable(cell.row.label),
@@ -91,14 +98,14 @@ def _notes(state: State) -> list[str]:
 
 
 def measure(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return a caption: what the published numbers are, or that they are not shown."""
+    """Return a caption: what the published numbers measure, or that they are not shown."""
     if all(state.cell.on_papers_data for state in states):
         return f"Published: {recipe.measure}"
     return f"Published on other data, and so not shown: {recipe.measure}"
 
 
 def published(state: State) -> str:
-    """Return the paper's accuracy and +- in percent; "-" if there is none."""
+    """Return the paper's accuracy and +- for a cell of a recipe's table, in percent, or "-"."""
     number, spread = state.cell.published, state.cell.spread
     if number is None:
         return "-"
@@ -106,7 +113,10 @@ def published(state: State) -> str:
 
 
 def ours(state: State) -> str:
-    """Return fedshot's accuracy with its interval, or else the progress of the cell."""
+    """Return fedshot's accuracy in a cell of a recipe's table, with its interval.
+
+    Without a result, return the cell's progress.
+    """
     if state.result is not None:
         score = state.result.score
         return percent(score["accuracy"], score["interval"])
@@ -120,14 +130,20 @@ def ours(state: State) -> str:
 
 
 def difference(state: State) -> str:
-    """Return fedshot's accuracy minus the published one, in percentage points."""
+    """Return fedshot's accuracy minus the published one in a cell of a recipe's table.
+
+    The unit is percentage points.
+    """
     if state.result is None or state.cell.published is None:
         return ""
     return signed(100 * state.result.score["accuracy"] - state.cell.published)
 
 
 def _data(states: Sequence[State]) -> list[str]:
-    """Return a line with the data sets and their hashes, in a list; [] if none is known yet."""
+    """Return a line with the data sets of a recipe's cells and their hashes, in a list.
+
+    The list is empty if no data set is known yet.
+    """
     every = [state.result.first if state.result else state.facts for state in states]
     held = {one["data"]["digest"]: one["data"] for one in every if one}
     texts = [f"{data['name']}, {data['examples']:,} examples ({digest[:12]})"
@@ -153,7 +169,7 @@ def class_means(states: Sequence[State]) -> list[str]:
 
 
 def unfair(states: Sequence[State]) -> list[str]:
-    """Return the reasons why rows of a column cannot be compared."""
+    """Return the reasons why rows in the same column of a recipe's table cannot be compared."""
     found = []
     for column in dict.fromkeys(state.cell.column.key for state in states):
         held = {
@@ -164,12 +180,19 @@ def unfair(states: Sequence[State]) -> list[str]:
 
 
 def as_text(recipe: Recipe, variant: str, states: Sequence[State], width: int = 110) -> str:
-    """Return the table of a recipe's cells as plain text."""
+    """Return a recipe's table as plain text, with a line for each cell (row and column).
+
+    `variant` names budget and tuning, such as "small-tune4". `states` are the cells with their
+    results.
+    """
     return plain_text(table(recipe, variant, states), width)
 
 
 def as_json(states: Sequence[State]) -> str:
-    """Return the cells as JSON: accuracies in [0, 1], published ones in percent."""
+    """Return the cells (rows and columns of a recipe's table) and their results as JSON.
+
+    Accuracies are in [0, 1], published ones in percent.
+    """
     return json.dumps([_values(state) for state in states], indent=1)
 
 

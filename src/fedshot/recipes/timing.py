@@ -1,4 +1,4 @@
-"""How long a cell (row and column of a recipe) takes, estimated from two measured rounds.
+"""How long a cell (row and column of a recipe's table) takes, estimated from two measured rounds.
 
 A local update is measured with few steps, and the time of more steps is extrapolated. Measurements
 are cached by machine and by settings, except settings that do not affect the measured times: the
@@ -53,7 +53,10 @@ class _Refused(TypedDict):
 
 
 def measure(cell: Cell, data_dir: str | None) -> dict[str, Any]:
-    """Time two short rounds and a short test; return the costs, or why the cell cannot run."""
+    """Time two short rounds and a short test of a cell (row and column of a recipe's table).
+
+    Returns the costs, or why the cell cannot run.
+    """
     settings = trees.merged(short(cell), {"run": {"workers": 1}})
     try:
         prepared = PreparedRun(Config.of(settings), data_dir)
@@ -75,7 +78,7 @@ def measure(cell: Cell, data_dir: str | None) -> dict[str, Any]:
 
 
 def short(cell: Cell) -> dict[str, Any]:
-    """Return settings for two short rounds of one client and a short test.
+    """Return settings for two short rounds of one client and a short test of a recipe's cell.
 
     If every episode is partitioned among all clients, all of them take part.
     """
@@ -90,7 +93,10 @@ def short(cell: Cell) -> dict[str, Any]:
 
 
 def seconds(cell: Cell) -> float | None:
-    """Return the estimated seconds of one seed of a cell; None if the cell is not measured."""
+    """Return the estimated seconds that one seed of a cell takes; None if the cell is not measured.
+
+    A cell is one row and column of a recipe's table.
+    """
     cost = _held().get(key(cell))
     if cost is None or "refused" in cost:
         return None
@@ -111,9 +117,10 @@ def seconds(cell: Cell) -> float | None:
 
 
 def refused(cell: Cell, data_dir: str | None) -> str | None:
-    """Return why the cell cannot be trained on this machine's data; None if no reason is known.
+    """Return why a cell of a recipe's table cannot be trained on this machine's data, or None.
 
-    Either the data are missing, or `measure` failed earlier with the same number of examples.
+    None means that no reason is known. Either the data are missing, or `measure` failed earlier
+    with the same number of examples.
     """
     settings = cell.settings()
     present = examples(settings, data_dir)
@@ -125,10 +132,11 @@ def refused(cell: Cell, data_dir: str | None) -> str | None:
 
 
 def unknown(cells: Sequence[Cell], data_dir: str | None) -> list[Cell]:
-    """Return the cells to measure, at most one per cache key, whose data are in `data_dir`.
+    """Return the cells (rows and columns of a recipe's table) whose time must be measured.
 
-    Their keys have no cost in the cache. Cells cached as "refused" are measured again if the number
-    of examples has changed.
+    They have no time in the cache, and their data are in `data_dir`. Of several cells with the same
+    cache key, one is returned. Cells cached as "refused" are measured again if the number of
+    examples has changed.
     """
     by_key = {key(cell): cell for cell in reversed(cells)}
     return [
@@ -139,7 +147,7 @@ def unknown(cells: Sequence[Cell], data_dir: str | None) -> list[Cell]:
 
 
 def key(cell: Cell) -> str:
-    """Return the cache key: a hash of the machine and of the settings that affect time."""
+    """Return a cell's key in the cache: a hash of the machine and the settings that affect time."""
     settings = cell.settings()
     tree = {k: v for k, v in settings.items() if k not in ("name", "seed", "partition")}
     tree["run"] = {k: v for k, v in tree["run"].items() if k not in ("rounds", "validate_every")}
@@ -157,7 +165,7 @@ def key(cell: Cell) -> str:
 
 
 def keep(cell: Cell, found: Mapping[str, Any]) -> None:
-    """Store the result of `measure` for a cell in the cache."""
+    """Store what `measure` returned for a cell of a recipe's table in the cache."""
     path = storage.cache_folder() / _FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.with_name(f".{_FILE}.lock")):

@@ -75,7 +75,10 @@ def accuracy(facts: Facts) -> float | None:
 
 
 def best(accuracies: Sequence[float | None]) -> int | None:
-    """Return the index of the highest accuracy, the first if tied; None if all diverged."""
+    """Return the index of the highest accuracy, the first if several are equal.
+
+    Returns None if all trials diverged, i.e. all accuracies are None.
+    """
     held = [(value, -i) for i, value in enumerate(accuracies) if value is not None]
     return -max(held)[1] if held else None
 
@@ -85,7 +88,9 @@ def check_honest(
     settings: Mapping[str, Any],
     fix: str = "Set run.choose to 'validation' and test.first_client_only to false.",
 ) -> None:
-    """Raise ConfigError if settings let validation use the test classes, or only one client.
+    """Raise ConfigError unless a trial is judged on validation classes alone, by all clients.
+
+    Settings may let validation use the test classes, or use the first client only.
 
     Args:
         what: the trial, for the message.
@@ -105,7 +110,7 @@ def train(
     done: Callable[[str, list[Facts]], None],
     failed: Callable[[str, int, str], None],
 ) -> Iterator[Event]:
-    """Run the jobs of several groups and yield the events of the workers.
+    """Run groups of jobs (training runs) in worker processes, and yield the workers' events.
 
     Args:
         groups: jobs by group. Jobs of a group with the same key are run once.

@@ -36,7 +36,7 @@ Chosen = Mapping[str, Any]
 
 
 def trials(recipe: Recipe, row: Row, n: int) -> list[dict[str, Any]]:
-    """Return the options of each of n trials, by dotted key path.
+    """Return the options of each of a row's n tuning trials, by dotted key path.
 
     Raises ConfigError if the recipe has no search space.
     """
@@ -47,19 +47,26 @@ def trials(recipe: Recipe, row: Row, n: int) -> list[dict[str, Any]]:
 
 
 def path(folder: Path, recipe: Recipe, variant: str, row: Row) -> Path:
-    """Return the file of a row's trials in a results folder."""
+    """Return the path of the file of a row's tuning trials, below the results folder `folder`.
+
+    `variant` names the budget and the tuning, such as "small-tune4".
+    """
     return folder / recipe.name / variant / name(row)
 
 
 def name(row: Row) -> str:
-    """Return the name of the file of a row's trials."""
+    """Return the name of the file of a row's tuning trials."""
     return f"{row.key}.tune.json"
 
 
 def cell_of(recipe: Recipe, budget: str, row: Row) -> Cell:
-    """Return the cell in which a row is tuned.
+    """Return the cell (row and column of the recipe's table) in which `row` is tuned.
 
-    Raises ConfigError if its settings let validation use the test classes, or only one client.
+    Its column is the recipe's first. Its budget is `budget`, or the budget that `budget` names in
+    `trials_as`.
+
+    Raises ConfigError if the cell's settings would validate on the test classes, or with the first
+    client only.
     """
     shorter = recipe.budget(recipe.budget(budget).trials_as or budget)
     cell = Cell(recipe, row, next(iter(recipe.columns.values())), shorter)
@@ -84,9 +91,10 @@ class _Trials(TypedDict):
 
 
 def read(file: Path, cell: Cell, wanted: list[dict[str, Any]]) -> Chosen | None:
-    """Return the chosen options in a file of trials; None if it is missing or out of date.
+    """Return the chosen options in a file of tuning trials; None if it is missing or out of date.
 
-    The file must be of this cell, with its current settings, and of the trials `wanted`.
+    The file is out of date if it is of another cell (row and column of the recipe's table), if the
+    settings of `cell` have changed, or if its trials are not those of `wanted`.
     """
     if not file.exists():
         return None
@@ -98,16 +106,16 @@ def read(file: Path, cell: Cell, wanted: list[dict[str, Any]]) -> Chosen | None:
 
 
 def data_of(file: Path) -> str:
-    """Return the hash of the data that the trials of a file were trained on."""
+    """Return the hash of the data on which the trials in a file of tuning trials were trained."""
     return str(records.read(file, _Trials, "Remove it")["data"]["digest"])
 
 
 def write(
     file: Path, cell: Cell, wanted: list[dict[str, Any]], facts: Sequence[Mapping[str, Any]]
 ) -> Chosen:
-    """Write the finished trials and return the options of the best trial (the first, if tied).
+    """Write a row's finished tuning trials to a file; return the options of the best trial.
 
-    Raises ConfigError if all trials diverge.
+    The first is best if several are equal. Raises ConfigError if all trials diverge.
     """
     accuracies = [accuracy(one) for one in facts]
     first = best(accuracies)

@@ -104,9 +104,10 @@ def _summary(page: AnswersPage) -> str:
 
 
 def _shares(wanted: Sequence[int]) -> list[int]:
-    """Return how many cards to show of each group, given its size: at most MOST in total.
+    """Return how many cards (predictions) to show of each group of them; at most MOST in total.
 
-    Small groups are shown completely, and large groups share the rest equally.
+    `wanted` are the sizes of the groups. Small groups are shown completely, and large groups share
+    the rest equally.
     """
     shares = dict.fromkeys(range(len(wanted)), 0)
     left = MOST

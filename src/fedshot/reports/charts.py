@@ -184,7 +184,7 @@ def contributions(
 
 
 def partition(held: PartitionTable) -> Figure:
-    """Return a heat map of the number of examples of each class at each client."""
+    """Return a heat map: the number of examples of each class at each client."""
     cut = "" if len(held.clients) == held.total else f", first {len(held.clients)} of {held.total}"
     figure = _heat(
         [[n or None for n in row] for row in held.table],
@@ -212,7 +212,7 @@ def confusion(counts: Mapping[str, Mapping[str, int]]) -> Figure:
 
 
 def novel_classes(found: Map) -> Figure:
-    """Return a scatter plot of novel examples, with a colour and a marker for each class."""
+    """Return a scatter plot of examples of novel classes, with a colour and marker for each."""
     figure = go.Figure()
     for i, (name, points) in enumerate(found.points.items()):
         figure.add_scatter(
@@ -258,7 +258,10 @@ def _heat(
 
 
 def _done(figure: Any, height: int, narrow: int) -> Figure:
-    """Return the figure as JSON; `narrow` is its height in pixels on a narrow screen."""
+    """Return a plotly figure as JSON.
+
+    `height` is its height in pixels, `narrow` that on a narrow screen.
+    """
     figure.update_layout(
         height=height, meta={"narrow": narrow}, template="none",
         margin={"l": 8, "r": 8, "t": 8, "b": 8},

@@ -47,7 +47,10 @@ class FigureBlock(NamedTuple):
 def curves(
     curves: Sequence[Series], rows: Sequence[ComparisonRow], colours: Mapping[str, int]
 ) -> Iterator[FigureBlock]:
-    """Yield a figure of accuracy curves for each value of `Series.episodes` that has curves."""
+    """Yield a figure of accuracy curves for each kind of episodes that has curves.
+
+    The kinds are the values of `Series.episodes`.
+    """
     for kind, words in _CAPTIONS.items():
         some = [s for s in curves if s.episodes == kind and len(s.rounds) > 1]
         if not some:
@@ -109,7 +112,10 @@ def _tested(runs: Sequence[Run]) -> bool:
 
 
 def holdings(views: Mapping[str, DataViews]) -> Iterator[FigureBlock | str]:
-    """Yield a figure of each client's examples per class; equal partitions share a button."""
+    """Yield a figure of each client's examples per class, with a button for each partition.
+
+    Runs with equal partitions share a button.
+    """
     alike: dict[PartitionTable, list[str]] = {}
     for label, view in views.items():
         if isinstance(view.holdings, PartitionTable):

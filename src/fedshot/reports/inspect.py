@@ -57,7 +57,7 @@ def pictures(federated: FederatedDataset, folder: Path) -> dict[Path, str]:
     """Write pictures of the data and its partition; return file -> description.
 
     The pictures are a contact sheet of the images, examples per class, examples per client and
-    class, and one client's data for several numbers of clients.
+    class, and one client's data, if the data are split among different numbers of clients.
     """
     data = federated.dataset
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def pictures(federated: FederatedDataset, folder: Path) -> dict[Path, str]:
 
 
 def shares_of_client_0(federated: FederatedDataset) -> tuple[dict[int, Ints], list[str]]:
-    """Partition the data among several numbers of clients; return client 0's class counts.
+    """Split the data among different numbers of clients; return client 0's class counts.
 
     Returns number of clients -> examples of each base class at client 0, int64 [base classes], and
     a note on each number of clients that fails. The partition's other options are unchanged.

@@ -102,7 +102,7 @@ def class_histogram(
 def one_client_picture(
     held: Mapping[int, Ints], class_names: Sequence[str], notes: Sequence[str] = ()
 ) -> str:
-    """Return the SVG of one client's class counts for several numbers of clients.
+    """Return the SVG of one client's class counts, for splits among different numbers of clients.
 
     Args:
         held: number of clients -> the client's number of examples of each class.

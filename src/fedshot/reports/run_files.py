@@ -73,8 +73,9 @@ class Run:
         records: one record for each round, as in metrics.jsonl.
         result: content of result.json; None while the run is unfinished.
         environment: versions and machine, with changes on resuming under "resumed".
-        ledger: log of communication: bytes and messages by phase, work, direction and part, from
-            ledger.json; the lines of the test, with phase "test", are from result.json.
+        ledger: log of communication: bytes and messages by phase, client function ("work"),
+            direction and part, from ledger.json; the lines of the test, with phase "test", are from
+            result.json.
     """
 
     label: str

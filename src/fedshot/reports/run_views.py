@@ -1,6 +1,7 @@
-"""Views of a run that need its data or model: client data, and a map of the novel classes.
+"""Views of a run that need its data or model: client data, and novel classes in two dimensions.
 
-The map also needs a checkpoint. A view that cannot be made is replaced by the reason.
+The novel classes are shown as a map of examples, which also needs a checkpoint. A view that cannot
+be made is replaced by the reason.
 """
 
 from __future__ import annotations
@@ -65,7 +66,11 @@ class Map:
 
 @dataclass(frozen=True)
 class DataViews:
-    """A run's partition table and map, or the reason why one is missing, and a note on the data."""
+    """Client data and a map of the novel classes for a run's report, and a note on the data.
+
+    `holdings` is a table of each client's examples by class. `map` shows examples of the novel
+    classes in two dimensions. If one of them cannot be made, it is the reason, a string.
+    """
 
     holdings: PartitionTable | str
     map: Map | str
@@ -73,7 +78,10 @@ class DataViews:
 
 
 def data_views(folder: Path, data_dir: str | None = None) -> DataViews:
-    """Load a run's data and its model of the chosen round, read-only, and return their views."""
+    """Load a run's data and its model of the chosen round; return its client data and map.
+
+    Nothing is changed on the disk.
+    """
     try:
         prepared = PreparedRun(run_folder.configuration(folder, any_device=True), data_dir)
     except FedshotError as error:
@@ -117,7 +125,10 @@ def _chosen(prepared: PreparedRun, folder: Path) -> Tree:
 
 
 def _mapped(prepared: PreparedRun, server: Tree) -> Map | str:
-    """Return a map of novel examples by the server's features, or why there is none."""
+    """Return a map of novel examples in two dimensions, or why there is none.
+
+    The coordinates are computed from features of the server's encoder.
+    """
     if prepared.own_tests:
         return "there are no novel classes: clients are tested on images of their own"
     model = prepared.method.model

@@ -187,7 +187,7 @@ def compare(row: ComparisonRow, other: ComparisonRow) -> Difference:
 
 
 def _part(values: Sequence[float]) -> tuple[float, int]:
-    """Return (variance of the mean of these values, degrees of freedom)."""
+    """Return (variance of the mean of these values, its degrees of freedom)."""
     return statistics.variance(values) / len(values), len(values) - 1
 
 

@@ -29,7 +29,7 @@ def _checked_best(best: list[Any]) -> list[Any]:
 
 
 class Notes(TypedDict):
-    """The notes that every checkpoint must have."""
+    """The notes, JSON values, that every checkpoint must have."""
 
     round: Whole
     config: dict[str, Any]

@@ -348,7 +348,7 @@ class PreparedRun(FederatedDataset):
         return found
 
     def episodic_test(self, options: TestOptions) -> EpisodicTest:
-        """Return a test on the novel rows with these options."""
+        """Return a test on the novel rows of the dataset, with these options."""
         if self.own_tests:
             if options != self.config.test:
                 raise ConfigError(

@@ -223,7 +223,7 @@ def read_environment(folder: Path) -> dict[str, Any]:
 
 
 def _until(round: int, resumed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the changes that were recorded before round `round` was trained."""
+    """Return the environment's changes that were recorded before round `round` was trained."""
     return [one for one in resumed if one["after_round"] < round]
 
 

@@ -23,7 +23,10 @@ class _Shape(TypedDict):
 
 
 def _shown(held: ScoreJson) -> ScoreJson:
-    """Return the JSON of a score. Raises ValueError if it lacks a key that every version wrote."""
+    """Return a score's JSON, if it has the entries that every version wrote.
+
+    Otherwise raise ValueError.
+    """
     for name in ("episodes", "tasks"):
         if name not in held:
             raise ValueError(f"it has no {name!r}")

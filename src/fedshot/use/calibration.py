@@ -122,7 +122,7 @@ class Calibration:
 
 
 def store(folder: Path, found: Calibration) -> Path:
-    """Store a calibration in the run's folder; replace one with the same way, shot and client."""
+    """Store a calibration in the run's folder, in place of one of the same way, shot and client."""
     with locked(folder / ".calibration.lock"):
         kept = [one for one in stored(folder) if _key(one) != _key(found)]
         entries = sorted([*kept, found], key=_key)

@@ -62,7 +62,7 @@ def _find(model: Model, state: Tree) -> tuple[Tree, Tree] | None:
 
 
 def _alike(state: Tree, like: Tree, name: str) -> list[Tree]:
-    """Return subtrees of a state structured as `like`; if there are several, those named `name`."""
+    """Return the subtrees of `state` structured as `like`; of several, those named `name`."""
     found = [(path, node) for path, node in _nodes(state, ()) if not tree.difference(like, node)]
     if len(found) > 1:
         found = [(path, node) for path, node in found if path and path[-1] == name]

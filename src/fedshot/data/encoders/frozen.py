@@ -73,7 +73,10 @@ class EncoderOptions:
         raise NotImplementedError
 
     def recorded(self, facts: Mapping[str, Any], **known: Any) -> Self:
-        """Return these options with the SHA-256 of `facts`, and with the values in `known`."""
+        """Return a copy of these options in which `digest` is the SHA-256 of `facts`.
+
+        `known` gives new values of other options.
+        """
         text = json.dumps({"class": type(self).__name__, **facts}, sort_keys=True)
         return replace(self, digest=hashlib.sha256(text.encode()).hexdigest(), **known)
 

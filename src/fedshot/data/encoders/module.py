@@ -37,7 +37,7 @@ class ModuleEncoder(UserModule, EncoderOptions):
 
 
 def held(options: EncoderOptions | None, encoder: Any) -> EncoderOptions:
-    """Return options that use an encoder passed in Python; `options` are the configured ones.
+    """Return the configured encoder options, or new ones, with an encoder passed in Python.
 
     The encoder is a `torch.nn.Module`, or a function that returns one.
     """

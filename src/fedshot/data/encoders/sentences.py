@@ -24,7 +24,7 @@ _LIMIT = 1 << 20  # bytes of modules.json
 class SentenceTransformersEncoder(EncoderOptions):
     """A model of the library sentence-transformers, for texts; needs the extra `encoders`.
 
-    Its tokenizer, pooling, normalisation and default prompt come from the same folder. Code from
+    Its tokenizer, pooling, normalisation and default prompt come from the model's folder. Code from
     the hub never runs.
 
     Args:

@@ -22,7 +22,7 @@ class TimmEncoder(EncoderOptions):
     """A model of the library timm, for images; needs the extra `timm`.
 
     Its features are those before the classifier. The preprocessing of images (size, mean, standard
-    deviation and interpolation) comes from the same folder.
+    deviation and interpolation) comes from the model's folder.
 
     Args:
         path: a folder with config.json and model.safetensors, or a name on the Hugging Face hub,

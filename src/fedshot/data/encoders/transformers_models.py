@@ -24,7 +24,7 @@ _LONGEST = 512  # tokens, for a tokenizer and a network without a limit
 class TransformersEncoder(EncoderOptions):
     """A model of the library transformers, for images or texts; needs the extra `encoders`.
 
-    Its image processor or tokenizer comes from the same folder. For a model of images and texts,
+    Its image processor or tokenizer comes from the model's folder. For a model of images and texts,
     such as CLIP, the features are its projected embeddings; for others, the last layer is pooled.
     Code from the hub never runs.
 

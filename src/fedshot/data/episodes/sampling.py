@@ -124,7 +124,10 @@ class ClassIndex:
     def _support_and_query(
         self, c: int, spec: EpisodeSpec, rng: np.random.Generator
     ) -> tuple[Ints, Ints]:
-        """Return `shot` rows of class c, and up to `query` rows from its other groups."""
+        """Return `spec.shot` rows of class c for the support, and up to `spec.query` for queries.
+
+        With groups of rows that are nearly alike, no group has rows in both.
+        """
         if self._groups is None:
             drawn = self._some(c, spec, rng)
             return drawn[: spec.shot], drawn[spec.shot :]

@@ -145,7 +145,7 @@ def check_link(root: Path, path: Path) -> None:
 
 
 def check_size(path: Path, name: str, size: int, limit: int, fix: str = _FETCH) -> None:
-    """Raise DataError if a member declares more than `limit` bytes."""
+    """Raise DataError if a member of an archive declares more than `limit` bytes."""
     if size > limit:
         raise DataError(f"{path}: {name} has {size} bytes, expected at most {limit}. {fix}")
 

@@ -44,7 +44,7 @@ _SPOTS, _SPOT = 64, 4096  # number of samples of the file hashed on every load; 
 
 
 class Labels(NamedTuple):
-    """The labels, class names and split that a loader returns; it passes the images to `put`."""
+    """What a loader returns, besides the images that it passes to `put`: labels, names, split."""
 
     y: Ints
     class_names: tuple[str, ...]
@@ -91,7 +91,10 @@ def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build
 
 
 def load_or_build(name: str, key: str, build: Build, folder: Path) -> Dataset:
-    """Return the entry with that name and key; build it if it is absent or damaged."""
+    """Return the dataset in the cache entry of this name and key.
+
+    The entry is built if it is absent or damaged.
+    """
     return read_or_write(
         _entry(folder, name, key),
         lambda entry: _read(name, key, entry),
@@ -199,7 +202,7 @@ def write_blocks(
 
 
 def _read(name: str, key: str, entry: Path) -> Dataset | None:
-    """Return the entry, or None if it is absent or damaged."""
+    """Return the dataset in the cache entry `entry`; None if it is absent or damaged."""
     try:
         stored = json.loads((entry / "about.json").read_bytes())
         about, (images, labels) = stored["about"], (entry / "images.npy", entry / "labels.npy")

@@ -61,7 +61,7 @@ def _write(key: str, n: int, blocks: Iterator[Features], folder: Path) -> None:
 
 
 def _read(key: str, n: int, entry: Path) -> Features | None:
-    """Return the entry, or None if it is absent or damaged."""
+    """Return the features in the cache entry `entry`; None if it is absent or damaged."""
     path = entry / "features.npy"
     try:
         if json.loads((entry / "about.json").read_bytes()) != {

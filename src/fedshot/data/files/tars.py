@@ -77,7 +77,7 @@ class Tar:
                 yield member
 
     def read(self, member: tarfile.TarInfo, limit: int) -> bytes:
-        """Return a member's bytes. Raises DataError if it has more than `limit` or is damaged."""
+        """Return a member's bytes. Raises DataError if it has over `limit` bytes or is damaged."""
         check_size(self._path, member.name, member.size, limit)
         with naming_damage(self._path, "tar"):
             self._stream.seek(member.offset_data)

@@ -51,7 +51,10 @@ class CifarFiles(Source):
     known: ClassVar[tuple[str, str]]  # the publisher's archive, and the folder unpacked from it
 
     def read(self, data_dir: Path | None, names: tuple[str, ...]) -> tuple[Path, Dataset]:
-        """Return the data's folder and the dataset with these classes; cache it on disk."""
+        """Return (the folder of the data, the dataset with the class names `names`).
+
+        The images are cached on disk.
+        """
         name, known = self.name, self.known
         folder = dataset_folder(data_dir, name, f"{known[0]}, or PNG files")
         place = find_images(folder, name, self.file, known)

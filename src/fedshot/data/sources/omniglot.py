@@ -48,7 +48,7 @@ class Omniglot(Source):
         check_side(self.size, 1024)
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Return the dataset; the first call decodes both halves into the cache on disk."""
+        """Return the dataset; the first call decodes all images into the cache on disk."""
         wanted = " and ".join(f"{half}.zip" for half in _HALVES)
         folder = dataset_folder(data_dir, "omniglot", wanted)
         places = [_place(folder, half) for half in _HALVES]
@@ -77,7 +77,7 @@ def _published() -> dict[str, list[str]]:
 
 
 def _place(folder: Path, half: str) -> Path:
-    """Return the zip file of a half, or the folder unpacked from it."""
+    """Return the zip file of `half`, such as "images_background", or its unpacked folder."""
     for path in (folder / f"{half}.zip", folder / half):
         if path.exists():
             return path

@@ -36,7 +36,7 @@ _NAME = re.compile(r"client-(\d{6,})\.safetensors")
 
 
 def path_of(folder: Path, client: int) -> Path:
-    """Return the file of a client."""
+    """Return the path of a client's data file in a folder."""
     return folder / f"client-{client:06d}.safetensors"
 
 
@@ -110,7 +110,7 @@ def write_shards(
 def write_client(
     folder: Path, dataset: Dataset, rows: Ints, client: int, metadata: Mapping[str, Any]
 ) -> None:
-    """Write the file of a client, with these rows of a dataset."""
+    """Write the data file of a client, which holds these rows of a dataset."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = samples_of(dataset, rows)
     content = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -118,7 +118,7 @@ def write_client(
 
 
 def samples_of(dataset: Dataset, rows: Ints) -> dict[str, Any]:
-    """Return the arrays of these rows, in the format of a client file."""
+    """Return the examples of these rows as named arrays, in the format of a client's data file."""
     y = dataset.y[rows]
     if isinstance(dataset.x, Tokens):
         texts = dataset.x.only(rows).alone()

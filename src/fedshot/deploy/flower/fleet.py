@@ -59,10 +59,10 @@ _REDUCERS: dict[str, type[Any]] = {"mean": Mean, "sum": Sum, "gather": Gather}  
 
 
 class FlowerFleet(Wrapper):
-    """A fleet that sends work to nodes and checks their replies.
+    """A fleet that has nodes run client functions, and checks the nodes' replies.
 
     Args:
-        local: fleet on the server's machine, for work that involves no client.
+        local: fleet on the server's machine, for computations of the server alone.
         transport: sends messages to the nodes.
         setup: description of the run for the nodes.
         session: number of this session. Each start or resume of the run begins a session, with a
@@ -235,7 +235,10 @@ class FlowerFleet(Wrapper):
                 )
 
     def _send_orders(self, seconds: float) -> Iterator[tuple[Incoming, str]]:
-        """Send every connected node its orders; yield each reply with the node's name."""
+        """Send every connected node its pending orders; yield each reply with the node's name.
+
+        Orders are to commit (`seal`) or to discard (`void`) a round, or to drop states.
+        """
         connected = self.node_registry.connected()
         wire_messages = {
             number: self.node_registry.message_to(node) for number, node in connected.items()
@@ -362,7 +365,7 @@ def _arrival(
 
 
 def _check_names(up: Any, metrics: Any, exchange: Exchange) -> None:
-    """Raise CodecError for too many unknown parts, or for invalid metrics.
+    """Raise CodecError if an upload has too many unknown parts, or if its metrics are invalid.
 
     Otherwise, names invented by a node could bloat the communication log and the run's records.
     """

@@ -153,7 +153,7 @@ class Registrar:
         self._last_error = ""
 
     def update(self) -> None:
-        """Update the registered nodes if the folder's keys have changed since the last call."""
+        """Update the registered nodes if the public keys of the server's folder have changed."""
         nodes = self._server_folder.nodes
         try:
             if self.known and not nodes.is_dir():

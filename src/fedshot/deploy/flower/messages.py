@@ -81,7 +81,7 @@ def short(value: object, most: int = 500) -> str:
 
 
 def pack(content: Tree) -> tuple[Form, bytes]:
-    """Return the form (structure) of a tree, and its leaves as safetensors."""
+    """Return a tree's structure, as a JSON value (its form), and its leaves as safetensors."""
     flat = {
         path: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
         for path, leaf in tree.items(content)
@@ -90,7 +90,10 @@ def pack(content: Tree) -> tuple[Form, bytes]:
 
 
 def unpack(form: Form, data: bytes, limits: Limits) -> Tree:
-    """Return the tree that `pack` serialised. Raises CodecError for invalid data."""
+    """Return the tree that `pack` serialised; `form` is the tree's structure.
+
+    Raises CodecError for invalid data.
+    """
     if len(data) > limits.message:
         raise CodecError(f"{len(data)} bytes; at most {limits.message} are accepted")
     header = int.from_bytes(data[:8], "little")
@@ -112,7 +115,10 @@ def unpack(form: Form, data: bytes, limits: Limits) -> Tree:
 
 
 def form_of(content: Tree) -> Form:
-    """Return the form of a tree. Raises TypeError for any other object."""
+    """Return the structure of a tree as a JSON value, in the format of the module's docstring.
+
+    Raises TypeError if `content` is not a tree.
+    """
     if isinstance(content, Tensor):
         return 0
     if isinstance(content, tuple):

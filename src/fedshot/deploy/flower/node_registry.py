@@ -90,7 +90,7 @@ def admit(nodes: Path, name: str, public: bytes, clients: str, examples: int | N
 
 
 def read_entries(nodes: Path) -> dict[str, Entry]:
-    """Return the operator's entries in a folder, keyed by node name.
+    """Return the operator's entries (the clients of each node) in a folder, keyed by node name.
 
     Raises ConfigError for a damaged file, or if two nodes have the same client.
     """
@@ -251,14 +251,14 @@ class NodeRegistry:
         self.owners = {**owners, **self.owners}
 
     def add_order(self, node: Node, *order: Any) -> None:
-        """Queue an order for a node; it is sent with the node's next message."""
+        """Queue an order, such as to commit or to discard a round, for the node's next message."""
         self._orders += 1
         if order[0] == "seal" and node.orders and node.orders[-1][1] == "seal":
             del node.orders[-1]  # the node has not replied; the new seal order includes the old one
         node.orders.append([self._orders, *order])
 
     def message_to(self, node: Node) -> WireMessage:
-        """Return a message with the run's setup and session, and the node's pending orders."""
+        """Return a message with the run's setup and session, and the orders queued for the node."""
         return WireMessage(
             {
                 "setup": self.setup.to_json(),
@@ -269,7 +269,7 @@ class NodeRegistry:
         )
 
     def update_from(self, incoming: Incoming) -> float:
-        """Record the orders done and the round committed, as a node's reply reports them.
+        """Record which orders a node has carried out and its last committed round, from its reply.
 
         Returns the seconds that the node worked, or 0 if the reply is not valid.
         """

@@ -197,7 +197,10 @@ class Operator:
             return int(client.StartRun(StartRunRequest(fab=Fab(content=fab))).run_id)
 
     def _acquire(self, run_id: int) -> str:
-        """Claim the task of this run; skip tasks of runs whose process died early."""
+        """Claim the SuperLink's task of starting this run's ServerApp; return the task's token.
+
+        Tasks of other runs, whose process died before it claimed them, are skipped.
+        """
         with self._client(RuntimeHttpClient, "SuperExec") as client:
             for _ in range(100):
                 wanted = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])

@@ -75,10 +75,10 @@ class Classes:
         return cls(names, *(tuple(sorted(numbers[n] for n in parts[part])) for part in _PARTS))
 
     def of_part(self, dataset: Dataset, parts: Sequence[str]) -> tuple[Dataset, list[str]]:
-        """Return the examples of these parts of the split, with the class numbers of `names`.
+        """Return the examples of these parts of the split, and remarks for the user.
 
-        Also returns remarks for the user, such as which examples are skipped. Raises DataError if
-        no example is left.
+        In the returned dataset, the number of a class is its position in `self.names`. The remarks
+        say, for example, which examples are skipped. Raises DataError if no example is left.
         """
         numbers = {name: c for c, name in enumerate(self.names)}
         common = np.array([numbers.get(_plain(n), -1) for n in dataset.class_names], np.int64)

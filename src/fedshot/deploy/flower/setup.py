@@ -113,7 +113,7 @@ class Setup:
             )
 
     def check(self, data: NodeData) -> None:
-        """Raise ConfigError unless the node's data fit the run."""
+        """Raise ConfigError unless the node's data have the metadata and the classes of the run."""
         for name, description in _DESCRIPTIONS.items():
             held = data.notes.get(name)
             # A server with the whole dataset does not send how texts are read.

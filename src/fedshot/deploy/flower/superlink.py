@@ -210,11 +210,12 @@ def bounded(protocol: type[Any]) -> type[Any]:
 
 
 def is_reply(body: bytes) -> bool:
-    """Whether a request body is the outline of one reply by the node that sends the request.
+    """Whether a request body announces exactly one message, a reply by the node that sends it.
 
-    Flower authenticates the sender of the request. If a message in the request is a reply, Flower
-    also checks that the node in its `source` field received the message that is replied to. Flower
-    does not check that the sender is the node in this field, nor that the message is a reply.
+    The body holds the message's metadata, without the content. Flower authenticates the sender of
+    the request. If a message in the request is a reply, Flower also checks that the node in its
+    `source` field received the message that is replied to. Flower does not check that the sender is
+    the node in this field, nor that the message is a reply.
     """
     try:
         request = PushMessagesRequest.FromString(body)

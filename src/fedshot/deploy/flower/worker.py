@@ -184,11 +184,11 @@ class ClientRuntime:
         self, work: dict[str, Any], down: Tree | PerClient, clients: Sequence[int],
         masking: Masking | None = None,
     ) -> Generator[Arrival]:  # fmt: skip
-        """Run the client work that `work` describes, with the message `down`, for these clients.
+        """Run a client function, or a step of a secure sum, for these clients.
 
-        It may also be a step of a secure sum. With `masking`, the replies are masked.
-        An error in one client's message, data, state or work is a fault of this client only.
-        Raises CodecError for invalid work.
+        `work` names the function, the round and the key; `down` is the message. With `masking`, the
+        replies are masked. An error in one client's message, data, state or function is a fault of
+        this client only. Raises CodecError for invalid `work`.
         """
         with _received("the work"):
             name, phase = str(work["name"]), work["phase"]
@@ -300,7 +300,7 @@ class Worker:
         folder: state folder of the node, with a subfolder for each run.
         limits: bounds on received messages.
         workers: number of clients, or stacks of clients, that run at once.
-        device: device of the clients' work, such as "cpu" or "cuda:0".
+        device: device that the clients compute on, such as "cpu" or "cuda:0".
         tell: logs errors.
         policy: bounds on requests; None for no bounds and no audit log.
     """
@@ -391,10 +391,10 @@ def run_work(
     runtime: ClientRuntime, wire_message: WireMessage, reply: WireMessage, limits: Limits,
     policy: Policy = NO_BOUNDS, tell: Callable[[str], None] = print,
 ) -> None:  # fmt: skip
-    """Run the work that a message requests, and add the results to the reply.
+    """Run the client function that a message requests, and add the results to the reply.
 
     When the time that the policy allows is used up, the remaining clients are skipped and reported
-    as faults. Raises CodecError for invalid work, and once the server no longer waits for the
+    as faults. Raises CodecError for an invalid request, and once the server no longer waits for the
     reply.
     """
     begun = time.monotonic()
@@ -464,7 +464,7 @@ def _reason(error: Exception) -> str:
 
 
 def _put(arrival: Arrival, wire_message: WireMessage) -> dict[str, Any]:
-    """Add a client's reply to a message; return the client's entry for `results` in its header."""
+    """Add a client's reply to a message; return the client's entry in the header's `results`."""
     if arrival.reply is None:
         return {"fault": list(arrival.fault or ("lost", "no reply"))}
     reply = arrival.reply

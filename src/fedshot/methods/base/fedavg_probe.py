@@ -137,7 +137,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
 
     @client_work(draw="draw")
     def classify(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Take the local steps on the cross-entropy over all base classes; send the change."""
+        """Take local steps on the cross-entropy over all base classes; upload theta_k - theta."""
         return local_reply(self.learner.episode_loss, self.optimizer, down, private, drawn)
 
     def draw_episodes(self, data: ClientData, key: Key) -> Tree:
@@ -146,7 +146,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
 
     @client_work(draw="draw_episodes")
     def compare(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
-        """Take the local steps on episodes of cosine prototypes; send the change."""
+        """Take local steps on episodes of cosine prototypes; upload theta_k - theta."""
         return local_reply(self.episode_loss, self.meta_optimizer, down, private, drawn)
 
     def episode_loss(

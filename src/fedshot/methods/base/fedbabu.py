@@ -118,7 +118,7 @@ class FedBABU(Method[FedBABUState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Train the body theta under the fixed classifier h; send the change of theta."""
+        """Train the body theta under the fixed classifier h; upload theta_k - theta."""
         h = down["h"]
 
         def episode_loss(w: Tree, stats: Tree, batch: Batch, seed: Tensor) -> EpisodeLoss:

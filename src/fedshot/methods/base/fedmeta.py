@@ -101,7 +101,7 @@ class FedMeta(Method[FedMetaState]):
         return ServerModel(self.learner, server.theta, server.stats)
 
     def draw(self, data: ClientData, key: Key) -> LocalEpisodes:
-        """Draw the episodes of a local update, as one step."""
+        """Draw the episodes of a local update; all of them belong to one local step."""
         return sample_episodes(data, self.episode, 1, self.episodes, key)
 
     @client_work(draw="draw")

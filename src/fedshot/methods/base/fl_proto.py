@@ -65,7 +65,7 @@ class FLProto(EpisodicMethod[ModelState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: LocalEpisodes) -> Reply:
-        """Take the local steps from theta; send the change."""
+        """Take the local steps from theta; upload the change theta_k - theta."""
         loss, weight = self.learner.episode_loss, drawn.n_episodes
         return local_reply(loss, self.optimizer, down, private, drawn, weight)
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 class F2LReading:
     """An interpretation of the paper: one field for each question that it leaves open.
 
-    The fields are options of `f2l`; their defaults here are those of mode "strict".
+    The fields are options of the method `f2l`; their defaults here are those of mode "strict".
     """
 
     lambda_mi: float = 0.5
@@ -69,7 +69,7 @@ _HINTS: dict[str, Any] = get_type_hints(F2LReading)
 
 @dataclass(frozen=True)
 class InnerChoice:
-    """The options of `InnerLoop`; a null value means the default of `mode`.
+    """The options of `InnerLoop`; a null value means the default of the method's `mode`.
 
     Args:
         lr: step size.
@@ -88,7 +88,7 @@ class InnerChoice:
 
 @dataclass(frozen=True)
 class OptimizerChoice:
-    """The options of `Optimizer`; a null value means the default of `mode`.
+    """The options of `Optimizer`; a null value means the default of the method's `mode`.
 
     Args:
         name: "sgd" or "adam".
@@ -141,11 +141,17 @@ _CODE = F2LReading(
 def f2l_defaults(mode: F2LMode, *, text: bool) -> F2LDefaults:
     """Return the values that a mode gives to null options; `text` is true if the data are texts.
 
-    "paper" differs from "strict" in three points on which the paper is explicit. In eq. (10), b is
-    normalised over the support of the row's class, at temperature 1. Eq. (4) is differentiated with
-    respect to psi, through fine-tuning, and not with respect to psi~. The gradient of eq. (5)
-    reaches phi also through the client-model, whose inputs are features under phi. In both modes
-    L_MI uses the fine-tuned psi~ of section 3.2.2, where eq. (5) has psi.
+    "official" has the values of the authors' code. "paper" follows three of the paper's equations
+    to the letter, and "strict" departs from them:
+
+    - Eq. (10): in "paper", b is normalised over the support of the row's class, at temperature 1;
+      in "strict", over the whole support, at temperature 0.5.
+    - Eq. (4): "paper" differentiates it with respect to psi, through fine-tuning; "strict", with
+      respect to psi~.
+    - Eq. (5): in "paper", its gradient reaches phi also through the client-model, whose inputs are
+      features under phi; in "strict", it does not.
+
+    In both modes L_MI uses the fine-tuned psi~ of section 3.2.2, where eq. (5) has psi.
     """
     check_word("mode", mode, get_args(F2LMode))
     if mode == "strict":

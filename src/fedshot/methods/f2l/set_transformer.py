@@ -134,7 +134,11 @@ class SetTransformer:
         return out.transpose(0, 1).flatten(1)
 
     def _finish(self, p: Tree, h: Tensor, seen: Tensor, mode: Mode) -> Tensor:
-        """Return the output after projection, feed-forward part, sums and norms."""
+        """Return the layer's output [n, d] for h, given the attention's result `seen` [n, d].
+
+        The steps after the attention are a projection, the feed-forward part, the sums and the
+        norms.
+        """
         seen = dropout(linear(p["out"], seen), self.dropout, mode, site=1)
         h = _layer_norm(p["norm1"], h + seen)
         z = dropout(F.relu(linear(p["linear1"], h)), self.dropout, mode, site=2)

@@ -82,7 +82,8 @@ def contrastive_term(h_phi: Tensor, h_psi: Tensor, y: Tensor, way: int, tau: flo
 def temperatures(z_phi: Tensor, y: Tensor) -> Tensor:
     """Return T_i = sigmoid(exp(max_{c != y_i} z_phi^i(c) - z_phi^i(y_i))) [n], eq. (19).
 
-    They are constants between 1/2, where the server-model is confident and right, and 1.
+    They lie between 1/2, where the server-model is confident and right, and 1. No gradient flows
+    through them.
     """
     z = z_phi.detach()
     right = z.gather(1, y[:, None])

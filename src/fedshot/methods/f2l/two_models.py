@@ -77,7 +77,7 @@ class TwoModels:
         return EpisodeLoss(loss, stats, accuracy(view.z_q.detach(), episode.query_y), extra)
 
     def _features(self, phi: Tree, stats: Tree, episode: Episode, noise: Mode) -> tuple[Task, Tree]:
-        """Return the features of an episode and the running statistics after it."""
+        """Return an episode's features, and the running statistics after the forward pass."""
         n, y, way = len(episode.support_y), episode.support_y, len(episode.classes)
         normless = self.learner.model.norm_policy == "running" and not tree.leaves(stats)
         constant = self.reading.server_rows == "support" and self.reading.kd_targets == "softmax"

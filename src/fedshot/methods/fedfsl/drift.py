@@ -28,8 +28,8 @@ def average_with_drift(
 ) -> tuple[dict[str, Tree], Outcome]:
     """Call `average`, and add the `divergence` of the clients' predictions to its metrics.
 
-    `work` must upload the client's predictions on `n` synthetic episodes (`answer_common`). With
-    `n` = 0 no divergence is added.
+    The client function `work` must upload the client's predictions on `n` synthetic episodes
+    (`answer_common`). With `n` = 0 no divergence is added.
     """
     common = {name: Gather(form) for name, form in common_form(model, n).items()}
     new, got = average(clients, work, parts, key, max_weight=max_weight, down=down, reduce=common)

@@ -92,9 +92,10 @@ class RegularizedMaml(FederatedMaml):
 class ReferenceLogits:
     """Logits of p(reference), computed once per episode of a local update and then cached.
 
-    They depend only on the episode and its dropout seed, which is the same in all stages. Running
-    statistics do not matter, because batch norm uses batch statistics in training. Under `vmap`
-    nothing is cached, because tensors made inside one gradient are invalid in the next.
+    They depend only on the episode and its dropout seed, which is the same in both stages of
+    FedFSL-MI-Adv. Running statistics do not matter, because batch norm uses batch statistics in
+    training. Under `vmap` nothing is cached, because tensors made inside one gradient are invalid
+    in the next.
 
     `features` caches the reference body's features, for models that still share that body.
     """

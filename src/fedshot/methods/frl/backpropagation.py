@@ -62,10 +62,10 @@ def pull_prototype_reply(
 
 
 def forward_key(key: Key) -> Key:
-    """Return the key of a client's work in the forward pass, given its key in the backward pass.
+    """Return the key of a client function in the forward pass, given that of its backward pass.
 
-    For example, client work "pull_update" is the backward pass of "update". It draws the same
-    dropout masks, so it needs the key of "update".
+    For example, the client function "pull_update" is the backward pass of "update". It draws the
+    same dropout masks, so it needs the key of "update".
 
     >>> forward_key(Key(0).at("step", 1, "work", "pull_update", "client", 3)).path
     ('step', 1, 'work', 'update', 'client', 3)
@@ -86,8 +86,8 @@ def through_rounds(
 
     Args:
         population: the clients of the episode.
-        works: client work that replies with `pull_update_reply` and with `pull_prototype_reply`;
-            it draws its data with `forward_key`.
+        works: the client functions that reply with `pull_update_reply` and `pull_prototype_reply`;
+            they draw their data with `forward_key`.
         adapted: the result of the rounds.
         of_theta: derivative with respect to theta_R.
         of_prototypes: derivative with respect to the last global prototypes; an empty tensor [0, 0]

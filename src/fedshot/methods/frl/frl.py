@@ -114,7 +114,7 @@ class FRL(MetaTrained):
             only the classes of the client's own queries.
         uploaded: the model with which clients compute the prototypes that they upload. "before":
             before the local steps; "last": before the last of these steps, or with `inner_batch`
-            before the last pass; "after": after the local steps.
+            before the last pass over the supports; "after": after the local steps.
         weights: weights of the clients' models and gradients. "examples": the clients' numbers of
             examples; "equal": all the same.
         order: gradient with respect to the initialisation, phi. "first": approximated by the
@@ -240,21 +240,24 @@ class FRL(MetaTrained):
         return replace(self, test_rounds=None, model=model)
 
     def draw_supports(self, data: ClientData, key: Key) -> EpisodeShare:
-        """Draw a client's share, and read its supports only."""
+        """Draw a client's share of an episode; images or texts are read for its supports only."""
         return self.draw(data, key, ["support"])
 
     def draw_queries(self, data: ClientData, key: Key) -> EpisodeShare:
-        """Draw a client's share of an episode; its supports are read only if they are needed."""
+        """Draw a client's share of an episode, and read the images or texts of its queries.
+
+        Those of its supports are read only if prototypes of the client are needed.
+        """
         both = self._of("query_prototypes") == "local" and not self.local.linear
         return self.draw(data, key, PARTS if both else ["query"])
 
     def redraw(self, data: ClientData, key: Key) -> EpisodeShare:
-        """Draw the share of the forward pass again for its backward pass, with the same seed."""
+        """Draw a client's share of an episode again for a backward pass, with the same seed."""
         return self.draw_supports(data, forward_key(key))
 
     @client_work(draw="draw_supports")
     def update(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Take a round's local steps from theta_r; upload the change, and the sums for P_r."""
+        """Take a round's local steps from theta_r; upload theta's change, and the sums for P_r."""
         equal = self._of("weights") == "equal"
         return update_reply(self.local, down, private, drawn, equal=equal)
 
@@ -300,7 +303,7 @@ class FRL(MetaTrained):
         stats: Tree,
         share: EpisodeShare,
     ) -> tuple[Tensor, tuple[Tensor, Tree]]:
-        """Return the loss of the queries, and (accuracy, running statistics after the pass)."""
+        """Return the queries' loss, and (accuracy, running statistics after the forward pass)."""
         local, theta, y = self.local, at["theta"], share.query_y
         mode = learning_mode(share)
         g, stats = local.maps(theta, stats, share.query_x, mode.layer(-2))

@@ -92,7 +92,7 @@ class FRLOneShot(Pretrained):
 
     @client_work()
     def candidate(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
-        """Fine-tune on some of the supports; upload the change, and the accuracy on the others."""
+        """Fine-tune on some of the supports; upload theta's change, and its held-out accuracy."""
         x, y = drawn.support_x, drawn.support_y
         aside = set_aside(y, self.holdout)
         rows = aside.long().argsort(stable=True)
@@ -163,7 +163,7 @@ class FRLOneShot(Pretrained):
 
 
 def set_aside(y: Tensor, holdout: float) -> Tensor:
-    """Return a bool mask [n] of held-out examples: floor(holdout * m) of each class with m."""
+    """Return a bool mask [n] of held-out examples: floor(holdout * m) of a class of m examples."""
     same = y[:, None] == y[None, :]
     rank, count = same.tril(-1).sum(1), same.sum(1)
     return rank >= count - (count * holdout).floor()

@@ -43,7 +43,7 @@ class FRLPersonal(MetaTrained):
     Args:
         model: backbone, and for variant "linear" a head with an output for each class of an
             episode.
-        episode: shape of an episode, as in `frl`.
+        episode: shape of an episode, as in the method `frl`.
         classes: the base classes, as class indices of the dataset.
         redealt: whether images are reassigned to the clients for each episode.
         variant: "linear" trains a linear head, "proto" predicts by the nearest prototype.

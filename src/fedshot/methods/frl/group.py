@@ -35,7 +35,8 @@ class Group:
     `bytes_down` and `bytes_up` count the bytes that exchanges with remote clients would send.
 
     Args:
-        drawn: `drawn(exchange, k)` returns the random data with which client k does its work.
+        drawn: `drawn(exchange, k)` returns the random inputs of the exchange's client function for
+            client k.
         clients: number of clients.
     """
 
@@ -67,9 +68,10 @@ class Group:
         reduce: Mapping[str, Reducer],
         key: Key,
     ) -> Outcome:
-        """Run `work` at the clients `to` and reduce their replies, as `Clients.exchange` does.
+        """Run the client function `work` for the clients `to`, and reduce their replies.
 
-        A reply that a reducer rejects is a fault. Raises QuorumError if no reply is usable.
+        This is `Clients.exchange` without a fleet. A reply that a reducer rejects is a fault.
+        Raises QuorumError if no reply is usable.
         """
         exchange = Exchange(ClientWork.of(work), down, tuple(to), reduce, key, (0, 0))
         outcome = reduce_replies(_Here(self), exchange)  # type: ignore[arg-type]

@@ -3,7 +3,8 @@
 Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, section 3.2
 (numbers of equations are the paper's). Symbols: theta_r the model of round r; S_k, Q_k supports and
 queries of client k; C_k its classes; g the last feature map, f its average pool, the features;
-P^c_r(k) the client's prototypes, P_r the global ones; d a squared distance.
+P^c_r(k) the client's prototypes, P_r the global ones; d a squared distance. In shapes, d is the
+length of a prototype, and numbers the number of possible labels.
 
     P^c_r(k) = mean of f over S_k(c);                                                       (1)
     L_local = mean over x of d(f(x), P^c) + log sum_c' exp(-d(f(x), P^c'));                 (2)
@@ -61,7 +62,7 @@ class Learned(NamedTuple):
 class FewRoundLearner:
     """A client's losses and local steps, and the sums that it uploads for prototypes.
 
-    The fields are options of `frl`.
+    The fields are options of the method `frl`.
     """
 
     model: Model
@@ -114,7 +115,7 @@ class FewRoundLearner:
         return self.model.head.way if self.linear and self.model.head is not None else way
 
     def maps(self, theta: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-        """Return the feature maps of a batch x, and the running statistics after the pass.
+        """Return the feature maps of a batch x, and the running statistics after the forward pass.
 
         The maps g are [n, d, positions], or under "linear" flat features [n, features].
         """
@@ -126,7 +127,7 @@ class FewRoundLearner:
         return g.mean(-1)
 
     def logits(self, f: Tensor, prototypes: Prototypes) -> Tensor:
-        """Return -d(f, P), [n, numbers]; a class without a prototype is masked."""
+        """Return the logits -d(f, P), [n, numbers]; a class without a prototype is masked."""
         return mask_logits(-squared_distances(f, prototypes.means), prototypes.held)
 
     def head_logits(self, theta: Tree, h: Tensor, used: Tensor) -> Tensor:
@@ -134,14 +135,20 @@ class FewRoundLearner:
         return mask_logits(self.model.logits(theta, h), used)
 
     def prototypes_of(self, f: Tensor, y: Tensor, numbers: int) -> tuple[Prototypes, Tensor]:
-        """Return the prototypes, eq. (1), and the number of examples [numbers] in each."""
+        """Return the prototypes, eq. (1), and the number of examples of each class, [numbers].
+
+        `f` are features [n, d], `y` labels [n], and `numbers` is the number of possible labels.
+        """
         member = members(y, numbers).to(f.dtype)
         counts = member.sum(1)
         means = (member @ f) / counts.clamp_min(1.0)[:, None]
         return Prototypes(means, counts > 0), counts
 
     def summands(self, own: Prototypes, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the (sums [numbers, d], counts [numbers]) uploaded for the global prototypes."""
+        """Return what a client uploads for the global prototypes: sums by class, and their counts.
+
+        They are [numbers, d] and [numbers]; the option `prototypes` decides what is summed.
+        """
         if self.prototypes == "exact":
             return own.means * counts[:, None], counts
         if self.prototypes == "shrunk":
@@ -149,7 +156,7 @@ class FewRoundLearner:
         return own.means, own.held.to(counts.dtype)
 
     def global_prototypes(self, sums: Tensor, counts: Tensor) -> tuple[Prototypes, Tensor]:
-        """Return the global prototypes, and the divisors [numbers] of the sums.
+        """Return the global prototypes, and the numbers by which the sums are divided, [numbers].
 
         `sums` [numbers, d] and `counts` [numbers] are the clients' `summands`, added up.
         """
@@ -162,10 +169,10 @@ class FewRoundLearner:
         return masked_cross_entropy(self.logits(f, prototypes), y, prototypes.held, self.loss)
 
     def aux_loss(self, g: Tensor, y: Tensor, prototypes: Prototypes) -> Tensor:
-        """Return the loss of eq. (3), a scalar, for maps g [n, d, positions] with labels y [n].
+        """Return the loss of eq. (3), a scalar, for feature maps g with labels y [n].
 
-        It compares each position, or the mean over positions if `positions` is "pooled", with the
-        global `prototypes` [numbers, d].
+        `g` is [n, d, positions]. The loss compares each position, or the mean over positions if
+        `positions` is "pooled", with the global `prototypes` [numbers, d].
         """
         if self.positions == "pooled":
             return self.local_loss(self.features(g), y, prototypes)
@@ -177,13 +184,13 @@ class FewRoundLearner:
     def support_loss(
         self, g: Tensor, y: Tensor, numbers: int, prototypes: Prototypes | None
     ) -> tuple[Tensor, Tensor, Prototypes, Tensor]:
-        """Return (F of eq. (4), accuracy, own prototypes, their counts [numbers]) of supports.
+        """Return (F of eq. (4), accuracy, own prototypes, their numbers of examples) of supports.
 
         Only F may be differentiated: whether the client's own prototypes have a graph depends on
         whether the C kernel computes them.
 
         Args:
-            g: maps [n, d, positions].
+            g: feature maps [n, d, positions].
             y: labels [n].
             numbers: number of possible labels; the episode's classes have labels 0 to way - 1.
             prototypes: the global prototypes; None to leave out L_aux.
@@ -205,7 +212,7 @@ class FewRoundLearner:
     def query_loss(self, g: Tensor, y: Tensor, prototypes: Prototypes) -> tuple[Tensor, Tensor]:
         """Return (loss, accuracy) of queries compared with prototypes, as scalars.
 
-        `g` are the queries' maps [n, d, positions], and `y` their labels [n].
+        `g` are the queries' feature maps [n, d, positions], and `y` their labels [n].
         """
         if self.loss == "softmax" and losses_fused.fits(g):
             return losses_fused.query_loss(g, y, *prototypes)
@@ -282,9 +289,10 @@ class FewRoundLearner:
     def prototype_sums(
         self, theta: Tree, share: EpisodeShare, stats: Tree | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the `summands` of a client's supports under theta, for the global prototypes.
+        """Return what a client uploads for the global prototypes, from its supports under theta.
 
-        Batch norm uses the statistics of these supports, or `stats` if not None.
+        These are the `summands`: sums by class [numbers, d], and counts [numbers]. Batch norm uses
+        the statistics of these supports, or `stats` if not None.
         """
         mode = learning_mode(share) if stats is None else Mode(norm="given")
         g, _ = self.maps(theta, stats or {}, share.support_x, mode)

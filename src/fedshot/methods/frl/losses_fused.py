@@ -38,7 +38,7 @@ def support_loss(
         prototypes: global prototypes (means [numbers, d], held bool [numbers]: whether a class has
             one); None to leave out L_aux.
         gamma: weight of L_aux, a mean over positions.
-        pooled: whether L_aux compares the maps' means instead of each position.
+        pooled: whether L_aux compares the mean over positions instead of each position.
 
     Raises ValueError for tensors that C would misread.
     """
@@ -130,7 +130,7 @@ class _Queries(torch.autograd.Function):
 
 
 def _checked(g: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int, int, int]:
-    """Return contiguous maps and labels, and the sizes of the maps."""
+    """Return contiguous feature maps and labels, and the maps' sizes n, d and positions."""
     labels = y.dtype == torch.int64 and y.is_cpu and y.shape == g.shape[:1]
     if g.dim() != 3 or not g.numel() or not labels:
         raise ValueError(

@@ -49,9 +49,9 @@ class Prepared(NamedTuple):
 class Pretrained(FewRoundMethod[Prepared]):
     """A method that pre-trains a classifier; a group fine-tunes its encoder under a fresh head.
 
-    The encoder trains with batch statistics and also updates running statistics, whichever the test
-    uses. This class is not a dataclass: each subclass declares the fields below that it has, in its
-    own order.
+    The encoder trains with batch statistics and also updates running statistics, whether or not the
+    test uses these. This class is not a dataclass: each subclass declares the fields below that it
+    has, in its own order.
 
     Args:
         model: backbone, and a head with an output for each class of a test episode.
@@ -124,7 +124,10 @@ class Pretrained(FewRoundMethod[Prepared]):
 
     @client_work(draw="draw")
     def prepare(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Upload the gradient of the cross-entropy, or the change of theta by local steps on it."""
+        """Upload the gradient of the cross-entropy, or theta's change after local steps on it.
+
+        `prepare_by` "server" is for the gradient, "clients" for the change.
+        """
         episode_loss = self.classifier.episode_loss
         if self.prepare_by == "clients":
             return local_reply(episode_loss, self.optimizer, down, private, drawn)

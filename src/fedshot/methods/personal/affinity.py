@@ -49,7 +49,7 @@ def top_m_by_affinity(
 
 
 def check_others(m: int, clients: int) -> None:
-    """Raise ConfigError unless there are m clients besides each client."""
+    """Raise ConfigError unless there are m other clients, i.e. more than m clients."""
     if not 0 <= m < clients:
         raise ConfigError(
             f"m is {m}; expected 0 to {clients - 1}, the number of other clients for each of the "

@@ -50,7 +50,7 @@ class OwnClassesMethod(Method[S]):
         check_batches(self.local_steps, 1 if self.batch is None else self.batch)
 
     def passes(self, data: ClientData, n: int, key: Key) -> Batches:
-        """Draw n passes over a client's samples, each split into batches of `batch` samples."""
+        """Draw the batches, of `batch` samples each, of n passes over a client's samples."""
         return draw_passes(data, self.classes, n, self.batch, self.episode.augment, key)
 
     def all_samples(self, data: ClientData) -> Batch:
@@ -59,7 +59,7 @@ class OwnClassesMethod(Method[S]):
         return Batch(x, base_numbers(labels, self.classes))
 
     def draw(self, data: ClientData, key: Key) -> Tree:
-        """Draw the passes of a local update."""
+        """Draw the batches of a local update: `local_steps` passes over the client's samples."""
         return self.passes(data, self.local_steps, key)
 
 

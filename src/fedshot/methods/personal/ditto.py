@@ -57,7 +57,7 @@ class Ditto(PersonalModels[ModelState]):
         check_not_negative(lambda_prox=self.lambda_prox)
 
     def draw(self, data: ClientData, key: Key) -> tuple[Batches, Batches]:
-        """Draw the passes over the client's samples, for the global and for the personal model."""
+        """Draw the batches of a local update, for the global and for the personal model."""
         return (
             self.passes(data, self.local_steps, key.at("global")),
             self.passes(data, self.personal_steps, key.at("personal")),

@@ -122,7 +122,7 @@ class FedFomo(BankedModels[FedFomoState]):
         return first_own({"theta": theta, "stats": stats})
 
     def draw(self, data: ClientData, key: Key) -> FedFomoData:
-        """Draw the passes over the training samples; the other samples are for validation."""
+        """Draw the batches of a local update, and return all training and validation samples."""
         train, held = self.split(data)
         batches = self.passes(train, self.local_steps, key)
         return FedFomoData(batches, self.all_samples(train), self.all_samples(held))

@@ -94,7 +94,7 @@ class FedProto(PersonalModels[FedProtoState]):
         return {"theta": {"body": body["body"], "classifier": classifier}, "stats": stats}
 
     def draw(self, data: ClientData, key: Key) -> FedProtoData:
-        """Draw the passes over the client's samples."""
+        """Draw the batches of a local update, and return all of the client's samples, too."""
         return FedProtoData(self.passes(data, self.local_steps, key), self.all_samples(data))
 
     def objective(
@@ -120,7 +120,7 @@ class FedProto(PersonalModels[FedProtoState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: FedProtoData) -> Reply:
-        """Train the client's model; upload each class's weight, and its mean times the weight."""
+        """Train the client's model; upload weighted class means, and the weights of the classes."""
         theta, stats, whole = private["theta"], private["stats"], drawn.whole
         episode_loss = partial(self.objective, down)
         new = local_sgd(episode_loss, self.optimizer, theta, stats, drawn.batches)

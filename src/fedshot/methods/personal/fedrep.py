@@ -81,7 +81,7 @@ class FedRep(PersonalModels[ModelState]):
         return {**down["theta"], **private}, down["stats"]
 
     def draw(self, data: ClientData, key: Key) -> FedRepData:
-        """Draw the passes over the client's samples, for the classifier and for the encoder."""
+        """Draw the batches of a local update, for the classifier and for the encoder."""
         head = self.head_steps if self.personal_head else 0
         return FedRepData(
             self.passes(data, head, key.at("head")),
@@ -96,7 +96,7 @@ class FedRep(PersonalModels[ModelState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: FedRepData) -> Reply:
-        """Train the classifier under the server's encoder, then the encoder; send its change."""
+        """Train the classifier under the server's encoder, then the encoder; upload phi_i - phi."""
         phi, stats, h = down["theta"], down["stats"], dict(private)
         if drawn.head.steps:
             new = local_sgd(partial(self.episode_loss, phi), self.optimizer, h, stats, drawn.head)

@@ -121,7 +121,7 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Take the outer steps from w; send the change."""
+        """Take the outer steps from w; upload the change w_i - w."""
         w, stats = down["theta"], down["stats"]
         metrics: list[dict[str, Tensor]] = []
         noise = Mode(seed=drawn.seed)
@@ -140,7 +140,7 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
         return ModelState(**new), got.metrics
 
     def logits(self, theta: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
-        """Adapt to the support set, then return the logits [queries, way] for its classes."""
+        """Adapt to the support set; return the logits [queries, way] for the episode's classes."""
         y = base_numbers(eval_episode.classes, self.classes)[eval_episode.support_y]
         x = self.model.prepare(eval_episode.support_x)
 

@@ -23,7 +23,7 @@ class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
     """A method in which each client keeps a model with a classifier, and predicts with it."""
 
     def init_client(self, client: int, key: Key) -> Tree:
-        """Return a private state with a placeholder for the model, as in `first_own`."""
+        """Return a private state with a placeholder for the client's model (see `first_own`)."""
         del client
         return first_own(self.learner.init(key)[0])
 
@@ -87,9 +87,9 @@ def into_bank(
 
 
 def first_own(model: Tree) -> Tree:
-    """Return the private state of a client that has not trained yet.
+    """Return the private state of a client before its first local update.
 
-    `model` is a placeholder, which the first local update replaces.
+    It has the placeholder `model`, which the first local update replaces.
     """
     return {"model": model, "visits": torch.tensor(0)}
 

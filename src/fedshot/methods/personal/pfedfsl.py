@@ -209,7 +209,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return PFedFSLState({"theta": theta, "stats": stats}, key.tensor(), q, torch.tensor(0))
 
     def draw(self, data: ClientData, key: Key) -> PFedFSLData:
-        """Draw the passes over the client's samples."""
+        """Draw the batches of a local update, and return all of the client's samples, too."""
         return PFedFSLData(self.passes(data, self.local_steps, key), self.all_samples(data))
 
     @client_work(draw="draw")

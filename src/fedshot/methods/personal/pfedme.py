@@ -42,8 +42,7 @@ class PFedMe(PersonalModels[ModelState]):
         eta: step size of w_i; null for the learning rate of `optimizer`.
         beta: step size of the server towards the average; 1 takes the average. Batch-norm
             statistics take the same step, but never go beyond the average.
-        local_steps: passes over a client's samples, R in the paper; each batch of a pass is one
-            step of w_i.
+        local_steps: passes over a client's samples, R in the paper; each batch is one step of w_i.
         batch: samples per step of w_i; null for all of a client's samples.
         optimizer: the optimiser of the inner steps.
     """

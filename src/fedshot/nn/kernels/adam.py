@@ -25,7 +25,7 @@ def adam_step(
     params: Tree, grads: Tree, first: Tree, second: Tree, step: Tensor, lr: float, decay: float,
     *, reuse: bool = False,
 ) -> tuple[Tree, Tree, Tree]:  # fmt: skip
-    """Return (parameters, first moments, second moments) after step number `step`, from 1.
+    """Return (parameters, first moments, second moments) after step `step`, counted from 1.
 
     It works under `torch.func.vmap`. With `reuse` the results may overwrite the arguments, which
     saves a third of the memory traffic.
@@ -50,10 +50,10 @@ def adam_step(
 def _compiled(
     four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tensor, reuse: bool
 ) -> Moved | None:
-    """Return the result of the C kernel.
+    """Return the result of the C kernel for all leaves, or None if it cannot be used.
 
-    Returns None if the kernel cannot be used, because transforms are nested or stacked clients are
-    at different steps.
+    `four` has (parameter, gradient, first moment, second moment) for each leaf. The kernel cannot
+    be used if transforms are nested, or if stacked clients are at different steps.
     """
     clients = stack()
     if (clients is None and stacked()) or is_batched(step):
@@ -79,7 +79,10 @@ def _plain(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tens
 
 
 def _fused(four: Sequence[Sequence[Tensor]], lr: float, decay: float, step: Tensor) -> Moved:
-    """Return the result of torch's CUDA kernel, which updates all leaves at once."""
+    """Return the result of torch's CUDA kernel, which updates all leaves at once.
+
+    `four` has (parameter, gradient, first moment, second moment) for each leaf.
+    """
     w, g, m, v = ([leaf.detach() for leaf in leaves] for leaves in zip(*four, strict=True))
     layout = torch.contiguous_format  # the kernel takes the four of a leaf in one layout
     w, m, v = ([leaf.clone(memory_format=layout) for leaf in leaves] for leaves in (w, m, v))

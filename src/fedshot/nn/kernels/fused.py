@@ -1,11 +1,11 @@
-"""Batch norm, 2x2 max-pool and ReLU as one operation, for channels-last maps in float32.
+"""Batch norm, 2x2 max-pool and ReLU as one operation, for channels-last float32 feature maps.
 
     y = relu(max_pool2d(batch_norm(x), 2)), or max_pool2d(batch_norm(relu(x)), 2)
 
-As separate operations, each of which reads and writes the map, these take as long as the
-convolutions of a Conv4. `pooled` reads a map twice in the forward pass, and twice in the backward
-pass. Its result equals that of the separate operations up to rounding, and does not depend on the
-number of threads.
+As separate operations, each of which reads and writes the feature map, these take as long as the
+convolutions of a Conv4. `pooled` reads a feature map twice in the forward pass, and twice in the
+backward pass. Its result equals that of the separate operations up to rounding, and does not depend
+on the number of threads.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class _PooledGradient(torch.autograd.Function):
 
 
 class _Folded(NamedTuple):
-    """Batch norm of a map as x * scale + shift; all are float32 [c]."""
+    """Batch norm of a feature map as x * scale + shift; all fields are float32 [c]."""
 
     mean: Tensor
     var: Tensor  # biased
@@ -223,13 +223,13 @@ def _pool(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut) -> Tensor:
 
 
 def _run(name: str, ins: list[Tensor], outs: list[Tensor], rule: Sequence[float]) -> None:
-    """Run a function of `fused.c` over the images of the map ins[0]."""
+    """Run a function of `fused.c` over the images of the feature maps ins[0]."""
     _, c, h, w = ins[0].shape
     each(len(ins[0]), getattr(library(), f"fedshot_{name}"), ins, [h, w, c], outs, rule)
 
 
 def _values(x: Tensor) -> int:
-    """Return the number of values per channel."""
+    """Return the number of values per channel of the feature maps x."""
     return x.numel() // x.shape[1]
 
 

@@ -48,7 +48,7 @@ class Gru(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient with respect to each argument."""
+        """Return the gradient with respect to each argument of `forward`."""
         x, w, u, _, _, gates, kept, states, *same = ctx.saved_tensors
         if torch.is_grad_enabled():
             return _again(ctx, gru_states, grad)
@@ -70,7 +70,7 @@ class Gru(torch.autograd.Function):
 
 
 class Lstm(torch.autograd.Function):
-    """torch's LSTM with a second derivative, which its float32 CPU kernel lacks."""
+    """torch's LSTM with a second derivative, which torch's float32 CPU kernel lacks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class Lstm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient with respect to each argument."""
+        """Return the gradient with respect to each argument of `forward`."""
         if torch.is_grad_enabled():
             return _again(ctx, lstm_states, grad)
         needs = ctx.needs_input_grad
@@ -106,7 +106,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _in_rows(grad: Tensor) -> Tensor:
-    """Return the gradient with contiguous rows, even if each row has only one number."""
+    """Return `grad` with contiguous rows, even if each row has only one number."""
     if grad.stride(2) == 1:
         return grad
     return grad.clone(memory_format=torch.contiguous_format)

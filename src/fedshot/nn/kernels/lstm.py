@@ -152,7 +152,7 @@ def _backwards(
 
 
 def _by_state(by_x: Tensor, states: Tensor, places: Places, back: int) -> Tensor:
-    """Return the gradient with respect to the state's weight."""
+    """Return the gradient with respect to the weight that multiplies the previous state."""
     ends = places.at[1:] - 1 if back else places.at[:-1]
     before = states.roll(-1 if back else 1, 0)
     before[ends[places.at.diff() > 0]] = 0
@@ -176,7 +176,7 @@ def _again(x: Tensor, lengths: Tensor, weights: list[Tensor], grad: Tensor) -> l
 
 
 def _padded(t: Tensor) -> Tensor:
-    """Return a copy with rows padded by zeros to a multiple of the vector length in C."""
+    """Return a copy of t whose rows are padded by zeros to a multiple of the vector length in C."""
     return F.pad(t, (0, -t.shape[-1] % _LANES)).contiguous()
 
 

@@ -2,11 +2,11 @@
 
     y = relu(max_pool2d(batch_norm(conv2d(x, filters)), 2))
 
-It takes channels-last images of one or three channels. The map conv2d(x, filters), the largest
-tensor of the net, is not stored: its batch statistics follow from the mean and covariance of the
-image patches, by the equations in `stem.c`. The result equals that of the separate operations up to
-rounding, and does not depend on the number of threads. Gradients that are differentiated again are
-computed by the separate operations.
+It takes channels-last images of one or three channels. The feature map conv2d(x, filters), the
+largest tensor of the net, is not stored: its batch statistics follow from the mean and covariance
+of the image patches, by the equations in `stem.c`. The result equals that of the separate
+operations up to rounding, and does not depend on the number of threads. Gradients that are
+differentiated again are computed by the separate operations.
 """
 
 from __future__ import annotations

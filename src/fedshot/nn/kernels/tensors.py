@@ -32,12 +32,12 @@ _MANY = 1 << 16  # fewest tensor elements for which one more thread is worthwhil
 
 
 def fits(x: Tensor) -> bool:
-    """Whether the kernels support these maps, and autocast to bfloat16 is off."""
+    """Whether the kernels support the feature maps x, and autocast to bfloat16 is off."""
     return readable(x) and not torch.is_autocast_enabled("cpu")
 
 
 def readable(x: Tensor) -> bool:
-    """Whether kernels can read these maps: float32 on a CPU, channels last, not under vmap."""
+    """Whether kernels can read the feature maps x: float32 on a CPU, channels last, no vmap."""
     return (
         not followed()
         and x.numel() > 0

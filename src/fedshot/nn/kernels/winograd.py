@@ -1,11 +1,11 @@
 """3x3 convolutions of many channels by Winograd's algorithm.
 
 Source: Lavin & Gray 2016, F(2x2, 3x3), which takes 16 multiplications for 4 results, instead of 36.
-`winograd.c` transforms every 4x4 tile of a map, 16 matrix products multiply all tiles with the
-filters, and an inverse transform gives 2x2 results. Rounding errors are as large as those of the
-direct sum; in the gradient of the filters, up to three times as large.
-Tiles are processed in blocks of a few megabytes. On a CPU this takes 0.8 of the time of torch's
-convolution at 64 channels, 0.67 at 160 and 0.4 at 640, gradients included.
+`winograd.c` transforms every 4x4 tile of a feature map, 16 matrix products multiply all tiles with
+the filters, and an inverse transform gives 2x2 results. Rounding errors are as large as those of
+the direct sum; in the gradient of the filters, up to three times as large. Tiles are processed in
+blocks of a few megabytes. On a CPU this takes 0.8 of the time of torch's convolution at 64
+channels, 0.67 at 160 and 0.4 at 640, gradients included.
 
 Where `products.ours` is true, `tiles.c` computes all three steps instead, in blocks that fit into
 the cache. On a Zen 5 this takes 0.67 of torch's time at 32 channels, 0.55 to 0.7 at 64 and 0.55 at
@@ -45,7 +45,7 @@ _SMALL = 96  # tiles in a block of `tiles.c`
 
 
 def fits(x: Tensor, filters: Tensor) -> bool:
-    """Whether the kernels support these maps and filters, and no second derivative is needed.
+    """Whether the kernels support these inputs and filters, and no second derivative is needed.
 
     x is float32 [n, c, h, w] on a CPU and channels last, under no transform of `torch.func`. Both
     numbers of channels must be at least 64, or at least 32 where `products.faster` is true.
@@ -66,7 +66,7 @@ def conv3x3(x: Tensor, filters: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return the convolution of x with 3x3 filters, padded by one pixel of zeros on each side.
 
     Args:
-        x: maps [n, c, h, w] for which `fits` holds.
+        x: feature maps [n, c, h, w] for which `fits` holds.
         filters: [f, c, 3, 3].
         bias: [f]; None for none.
 
@@ -84,7 +84,7 @@ _Span = tuple[int, int]  # first tile, number of tiles
 
 
 class _Tiles(NamedTuple):
-    """The tiles of n maps of h x w pixels: each has 2x2 results."""
+    """The tiles of n feature maps of h x w pixels; each tile gives 2x2 results."""
 
     n: int
     h: int
@@ -96,12 +96,12 @@ class _Tiles(NamedTuple):
         return self.n * ((self.h + 1) // 2) * ((self.w + 1) // 2)
 
     def share(self, most: int | None = None) -> int:
-        """Return the number of tiles in a block: one thread's part of all, but at most `most`."""
+        """Return the number of tiles in a block: an equal part for each thread, at most `most`."""
         each = max(1, -(-self.all // torch.get_num_threads()))
         return each if most is None else min(most, each)
 
     def blocks(self, size: int) -> list[_Span]:
-        """Return the first tile of each block and its number of tiles."""
+        """Return (first tile, number of tiles) of each block of at most `size` tiles."""
         return [(first, min(size, self.all - first)) for first in range(0, self.all, size)]
 
 
@@ -206,13 +206,16 @@ def _by_filters(x: Tensor, dy: Tensor) -> Tensor:
 
 
 def _groups(name: str, filters: int, given: Tensor, found: Tensor) -> None:
-    """Run the kernel `name`, which transforms `given` filters to `found` ones, 16 at a time."""
+    """Run the kernel `name`, which computes `found` from the filters `given`, 16 at a time."""
     kernel, n = getattr(library(), f"fedshot_winograd_{name}"), filters // _GROUP
     shared(n, kernel, [given.data_ptr()], [filters], [found.data_ptr()], numbers=16 * filters)
 
 
 def _transform(name: str, x: Tensor, first: int, room: Tensor, *rest: int) -> None:
-    """Fill `room` [16, tiles, c] with transformed tiles of the maps x, from tile `first` on."""
+    """Fill `room` [16, tiles, c] with transformed tiles of the feature maps x.
+
+    `first` is the first of these tiles, and `name` the kernel.
+    """
     kernel, (_, c, h, w) = getattr(library(), f"fedshot_winograd_{name}"), x.shape
     sizes = (first, h, w, c, room.stride(0), *rest)
     kernel(x.data_ptr(), 0, room.shape[1], *sizes, room.data_ptr())

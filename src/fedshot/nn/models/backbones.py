@@ -63,7 +63,7 @@ class Backbone(Protocol):
         ...
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
-        """Return random parameters and initial running statistics for data of `shape`."""
+        """Return random parameters and initial running statistics for examples of `shape`."""
         ...
 
     def out_features(self, shape: Shape) -> int:
@@ -71,7 +71,7 @@ class Backbone(Protocol):
         ...
 
     def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-        """Return (features [n, out_features], statistics) of prepared data."""
+        """Return (features [n, out_features], running statistics after the forward pass)."""
         ...
 
 
@@ -114,11 +114,11 @@ class MLP:
         return params, {}
 
     def out_features(self, shape: Shape) -> int:
-        """Return the width of the last hidden layer, or the size of the input without layers."""
+        """Return the width of the last hidden layer, or the size of the input if there is none."""
         return self.hidden[-1] if self.hidden else math.prod(shape)
 
     def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-        """Return (features, statistics unchanged)."""
+        """Return (features, the unchanged `stats`)."""
         h = x.flatten(1)
         for i in range(1, len(self.hidden) + 1):
             h = F.relu(linear(params[f"linear{i}"], h))
@@ -166,8 +166,8 @@ class Adapter:
 class Conv4:
     """Four blocks of 3x3 convolution, batch norm, ReLU and 2x2 max-pool; the usual few-shot net.
 
-    The ReLU is computed after the pool, on a quarter of the elements; the two commute. A map
-    narrower than 2 pixels is not pooled. Images of 84 px have 5 x 5 x width features. On a CPU,
+    The ReLU is computed after the pool, on a quarter of the elements; the two commute. A feature
+    map narrower than 2 pixels is not pooled. Images of 84 px have 5 x 5 x width features. On a CPU,
     `vmap` over clients is slower than a loop.
 
     Args:
@@ -210,13 +210,13 @@ class Conv4:
         return params, stats
 
     def out_features(self, shape: Shape) -> int:
-        """Return the width times the number of pixels of the last map, or `features` if not 0."""
+        """Return `width` times `positions`, or the option `features` if it is not 0."""
         return self.features or self._flat(shape)
 
     def positions(self, shape: Shape) -> int:
-        """Return the number of pixels of the last map; 1 with a last linear layer.
+        """Return the number of pixels of the last feature map; 1 with a last linear layer.
 
-        The features of a map are ordered channel by channel.
+        The features are ordered channel by channel.
         """
         return 1 if self.features else self._flat(shape) // self.width
 
@@ -228,7 +228,7 @@ class Conv4:
         return self.width * h * w
 
     def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-        """Return (features, statistics after this pass)."""
+        """Return (features, running statistics after this forward pass)."""
         after: dict[str, Tree] = {}
         x = channels_last(x)  # 1.8 times as fast as contiguous; the layout of weights is irrelevant
         for i in range(1, 5):

@@ -20,7 +20,7 @@ LSTM_GATES = 4  # input, forget, cell, output
 
 
 def gru_cells(p: Tree, x: Tensor, mask: Tensor) -> Tensor:
-    """Return the states [n, hidden] after each text's last word."""
+    """Return the state [n, hidden] of a GRU after each text's last word."""
     h = x.new_zeros(x.shape[0], p["state"]["weight"].shape[1])
 
     def step(h: Tensor, word: tuple[Tensor, Tensor]) -> Tensor:
@@ -36,7 +36,7 @@ def gru_cells(p: Tree, x: Tensor, mask: Tensor) -> Tensor:
 
 
 def gru_states(p: Tree, x: Tensor) -> Tensor:
-    """Return the states [n, L, hidden]; padding is treated as words."""
+    """Return the states [n, L, hidden] of a GRU; padding is treated as words."""
     states = [x.new_zeros(x.shape[0], p["state"]["weight"].shape[1])]
     for gates in linear(p["input"], x).unbind(1):
         states.append(_gru_cell(p, gates, states[-1]))
@@ -74,7 +74,7 @@ def lstm_cells(p: Tree, x: Tensor, mask: Tensor, *, backward: bool) -> tuple[Ten
 
 
 def lstm_states(p: Tree, x: Tensor) -> Tensor:
-    """Return the states [n, L, hidden]; padding is treated as words."""
+    """Return the states [n, L, hidden] of an LSTM; padding is treated as words."""
     return lstm_cells(p, x, x.new_ones(x.shape[:2]), backward=False)[0]
 
 

@@ -90,13 +90,13 @@ def conv(p: Tree, x: Tensor) -> Tensor:
 def contiguous(weight: Tensor) -> Tensor:
     """Return the filters in contiguous layout, so that results depend on the values alone.
 
-    torch rounds small maps differently if the weight is channels-last.
+    torch rounds convolutions of small feature maps differently if the weight is channels-last.
     """
     return weight.reshape(-1).view(weight.shape)
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Return the maps [n, c, h, w] laid out in memory as [n, h, w, c].
+    """Return the feature maps x [n, c, h, w] laid out in memory as [n, h, w, c].
 
     Convolutions round differently in each layout, so this makes results depend on the values alone.
     `contiguous(memory_format=...)` is not enough: with one channel it accepts any strides as
@@ -118,12 +118,12 @@ def init_norm(c: int, dtype: torch.dtype) -> tuple[Tree, Tree]:
 def batch_norm(
     p: Tree, s: Tree, x: Tensor, mode: Mode, eps: float = EPS, momentum: float = MOMENTUM
 ) -> tuple[Tensor, Tree]:
-    """Return batch norm of x [n, c, ...], and the statistics after this pass.
+    """Return batch norm of x [n, c, ...], and the statistics after this forward pass.
 
     `s` is `{"mean", "var"}`, or `{}` without running statistics.
 
-    No gradient flows through given or returned statistics. With "batch" and "capture" the output
-    is differentiable through the batch statistics, also twice.
+    No gradient flows through given or returned statistics. If `mode.norm` is "batch" or "capture",
+    the output is differentiable through the batch statistics, also twice.
 
     Under `vmap` and in ONNX export, scale and shift are separate operations. If `F.batch_norm` did
     them, torch 2.13 would silently compute wrong second derivatives for `grad(vmap(grad))` on a
@@ -195,9 +195,9 @@ def dropout(x: Tensor, rate: float, mode: Mode, site: int) -> Tensor:
     """Return x with a fraction `rate` of its elements set to 0, the rest divided by 1 - rate.
 
     Whether element j is dropped depends on (seed, site, j) alone: not on a generator, the number of
-    threads, or stacking by `vmap`. Elements of maps are numbered as [n, h, w, c], the memory order
-    of channels-last images. Outside training, x is returned unchanged. Raises ConfigError if the
-    mode has no seed.
+    threads, or stacking by `vmap`. Elements of feature maps are numbered as [n, h, w, c], the
+    memory order of channels-last images. Outside training, x is returned unchanged. Raises
+    ConfigError if the mode has no seed.
     """
     if not mode.train or rate == 0.0:
         return x

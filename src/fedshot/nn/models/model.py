@@ -188,7 +188,7 @@ class Model:
         return torch.cat([self.table, real], dim=1).to(self.torch_dtype)
 
     def features(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-        """Return the features [n, out_features] of examples, and the statistics after the pass.
+        """Return the features [n, out_features], and the running statistics after the forward pass.
 
         `x` is uint8 [n, H, W, C], int32 [n, L] or float [n, d], or the result of `prepare`.
         Raises ConfigError if it has another dtype or shape.

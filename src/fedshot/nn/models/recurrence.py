@@ -37,7 +37,7 @@ Kernel = Literal["fused", "cell"]
 
 
 def init_recurrence(key: Key, n_in: int, hidden: int, gates: int, dtype: torch.dtype) -> Tree:
-    """Return a random layer of one direction, uniform in +-1/sqrt(hidden), as in torch."""
+    """Return random parameters of a layer in one direction, uniform in +-1/sqrt(hidden)."""
     bound = 1.0 / math.sqrt(hidden)
     return {
         "input": init_uniform(key.at("input"), n_in, gates * hidden, bound, dtype),
@@ -104,7 +104,10 @@ def _flat(p: Tree) -> list[Tensor]:
 
 
 def _trim(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the columns up to the last word of any text (at least one), and the lengths [n]."""
+    """Return texts x without the columns that are padding in every text, and the lengths [n].
+
+    At least one column is kept.
+    """
     lengths = mask.sum(1).to(torch.int64)
     words = torch.arange(mask.shape[1], device=mask.device) < lengths[:, None]
     # One read, because a GPU first finishes all its work.
@@ -120,7 +123,7 @@ def _trim(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pick(rows: Tensor, at: Tensor) -> Tensor:
-    """Return [n, m, d]: the rows `at` [n, m] of each text."""
+    """Return [n, m, d]: of each of n texts, the m rows with the indices `at` [n, m]."""
     return rows.gather(1, at[:, :, None].expand(-1, -1, rows.shape[-1]))
 
 
@@ -131,7 +134,7 @@ def _at_last_word(states: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _lstm(p: Tree, x: Tensor) -> Tensor:
-    """Return the states [n, L, hidden] of one direction."""
+    """Return the states [n, L, hidden] of an LSTM that reads texts x in one direction."""
     if not torch.is_grad_enabled():
         return torch_lstm(x, *_flat(p))
     states: Tensor = Lstm.apply(x, *_flat(p))  # type: ignore[no-untyped-call]

@@ -52,7 +52,7 @@ class GRU:
         return self.kernel == "cell"
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
-        """Return a random layer `forward` for texts of `shape`; there are no running statistics."""
+        """Return the parameters of a random layer "forward"; there are no running statistics."""
         at = key.at("forward")
         return {"forward": init_recurrence(at, shape[-1], self.hidden, GRU_GATES, dtype)}, {}
 
@@ -62,7 +62,7 @@ class GRU:
         return self.hidden
 
     def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-        """Return (features, statistics unchanged) of texts x [n, L, d + 1]."""
+        """Return (features, the unchanged `stats`) of texts x [n, L, d + 1]."""
         del mode
         p = params["forward"]
         words, mask = words_and_mask(x, p["input"]["weight"].shape[1])
@@ -123,7 +123,7 @@ class BiLSTM:
         return 2 * self.hidden
 
     def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-        """Return (features, statistics unchanged) of texts x [n, L, d + 1]."""
+        """Return (features, the unchanged `stats`) of texts x [n, L, d + 1]."""
         del mode
         words, mask = words_and_mask(x, params["forward"]["input"]["weight"].shape[1])
         states, last = bilstm(params, words, mask, self.kernel)

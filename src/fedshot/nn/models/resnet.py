@@ -40,12 +40,12 @@ _LARGEST_BLOCK = 5  # pixels: the last map at 84 px
 
 @dataclass(frozen=True)
 class ResNet12:
-    """Four residual blocks of three 3x3 convolutions, then the mean over the last map.
+    """Four residual blocks of three 3x3 convolutions, then the mean over the pixels.
 
-    A block computes z = norm3(conv3(a(norm2(conv2(a(norm1(conv1(x)))))))) and outputs
-    a(maxpool(z + norm(conv1x1(x)))), with a leaky ReLU a. The last activation usually comes before
-    the pool; the two commute, and after the pool only a quarter of the elements is left. A map
-    narrower than 2 pixels is not pooled.
+    A block computes z = norm3(conv3(a(norm2(conv2(a(norm1(conv1(x)))))))) and outputs a(maxpool(z +
+    norm(conv1x1(x)))), with a leaky ReLU a. The last activation usually comes before the pool; the
+    two commute, and after the pool only a quarter of the elements is left. A feature map narrower
+    than 2 pixels is not pooled.
 
     The convolutions have no bias, because batch norm would cancel it. Parameters with RGB images:
     8.0 M with the default widths, 12.4 M with F2L's (64, 160, 320, 640), and 5.6 M with
@@ -57,8 +57,8 @@ class ResNet12:
     Args:
         widths: channels of the four blocks; the last is the number of features.
         dropblock: fraction of the elements dropped after the last two blocks, in training.
-        block_size: side of a dropped square in pixels, at most that of the map. null: the side of
-            the last map, at most 5; that is 5 at 84 px and 2 at 32 px.
+        block_size: side of a dropped square in pixels, at most that of the feature map. null: the
+            side of the last feature map, at most 5; that is 5 at 84 px and 2 at 32 px.
         dropout: fraction of single elements dropped after the first two blocks, in training.
         slope: slope of the activation below 0; 0 gives the ReLU.
         features: if above 0, a last linear layer maps to this many features, such as 2 for plots.
@@ -106,7 +106,7 @@ class ResNet12:
         return self.features or self.widths[-1]
 
     def apply(self, params: Tree, stats: Tree, x: Tensor, mode: Mode) -> tuple[Tensor, Tree]:
-        """Return (features [n, `out_features`], statistics after this pass) of x [n, C, H, W]."""
+        """Return (features [n, `out_features`], running statistics after this forward pass)."""
         size = self.block_size or min(_LARGEST_BLOCK, max(1, min(x.shape[-2:]) // 2**BLOCKS))
         after: dict[str, Tree] = {}
         x = channels_last(x)
@@ -161,8 +161,9 @@ def drop_block(x: Tensor, rate: float, size: int, mode: Mode, site: int) -> Tens
 
         gamma = rate / size^2 * h w / ((h - size + 1) (w - size + 1)),     Ghiasi et al., eq. (1)
 
-    Squares overlap, so slightly less than `rate` is dropped, unless a square covers the map. The
-    remaining elements are divided by their fraction of the batch (algorithm 1 of Ghiasi et al.).
+    Squares overlap, so slightly less than `rate` is dropped, unless a square covers the feature
+    map. The remaining elements are divided by their fraction of the batch (algorithm 1 of Ghiasi et
+    al.).
 
     The mask is a max-pool over hashed start positions and depends on (seed, site) alone.
     """
