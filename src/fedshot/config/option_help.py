@@ -75,7 +75,7 @@ class _NoPrivacy:
     """No differential privacy."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _NoAttack:
     """All clients are honest."""
 
