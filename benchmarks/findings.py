@@ -27,6 +27,7 @@ SAME_STEP = (69.5, 0.6)
 Row = tuple[str, str | tuple[float, float]]
 FC100, CIFAR, SHORT = "fedfsl-fc100/head-tune4", "cifar-fs/paper-tune4", "cifar-fs/small"
 HUFF, FRL, OWN = "f2l-huffpost/paper", "frl-e1/paper", "pfedfsl-table1/small"
+FROZEN = "encoder-huffpost/small-tune4"
 FIGURES: dict[str, tuple[str, list[Row], str]] = {
     "control": ("FC100, IID, 5-shot, 40 rounds, tuned", [
         ("FedAvg and class means", f"{FC100}/fedavg-probe.iid-5"),
@@ -91,6 +92,12 @@ FIGURES: dict[str, tuple[str, list[Row], str]] = {
         ("batch norm of the group", f"{FRL}/gpal.cifar-noniid"),
     ], "gpal-own"),
     "seeds": ("FC100, Dirichlet, 5-shot, 40 rounds: each seed alone, and all", [], ""),
+    "encoder": ("HuffPost, IID, 5-shot", [
+        ("FedNCM on frozen features, 1 round", f"{FROZEN}/fedncm.iid-5"),
+        ("FedAvg and class means on them, 10", f"{FROZEN}/fedavg-probe.iid-5"),
+        ("FL-Proto on them, 10 rounds", f"{FROZEN}/fl-proto.iid-5"),
+        ("FL-Proto from scratch, 200 rounds", f"{HUFF}/fl-proto.iid-5"),
+    ], "fedncm"),
 }  # fmt: skip
 
 

@@ -268,6 +268,14 @@ def test_a_row_cannot_have_data_clients_or_tests_of_its_own() -> None:
             read("t", tree)
 
 
+def test_on_features_of_a_frozen_encoder_a_row_chooses_its_layers() -> None:
+    tree = changed()
+    tree["settings"]["model"]["encoder"] = {"name": "transformers", "path": "vit"}
+    tree["rows"]["proto"]["settings"] |= {"model": {"backbone": {"name": "mlp", "hidden": []}}}
+    cell = read("t", tree).cells("paper", ["proto/one"])[0]
+    assert cell.settings()["model"]["backbone"] == {"name": "mlp", "hidden": []}
+
+
 def test_rounds_are_exchanges_over_those_of_one_round() -> None:
     tree = changed()
     tree["rows"]["local"]["exchanges"] = 4
