@@ -30,6 +30,7 @@ from .published_tables import DATA, SPREADS, TABLES
 
 EXPECTED = {
     "digits",
+    "robustness",
     "cifar-fs",
     *(f"fedfsl-{n}" for n in ("sent140", "mini", "fc100", "fig6", "fig7", "fig8")),
     "fedfsl-k-exclusive",
