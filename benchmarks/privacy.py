@@ -82,7 +82,7 @@ def draw(found: list[dict[str, Any]]) -> None:
 
     mpl.use("Agg")
     mpl.rcParams["svg.hashsalt"] = "fedshot"
-    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
     for i, case in enumerate(CASES):
         points = []
         for x, epsilon in enumerate(EPSILONS):
@@ -102,7 +102,7 @@ def draw(found: list[dict[str, Any]]) -> None:
     axes.set_xticks(range(len(EPSILONS)), ["no privacy", "8", "3", "1"])
     axes.set(xlabel="epsilon at delta 1e-5", ylabel="accuracy, %")
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize=8, frameon=False)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     figure.savefig(FIGURE, metadata={"Date": None})
 
 

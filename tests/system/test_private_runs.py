@@ -34,7 +34,8 @@ def test_settings_without_privacy_are_those_of_older_versions() -> None:
     ("privacy", "message"),
     [
         ({"name": "client"}, "privacy has neither epsilon nor noise. Set privacy.epsilon"),
-        ({"name": "client", "noise": 0}, "privacy.noise is 0; expected a number above 0"),
+        ({"name": "client", "noise": 0}, "privacy.noise is 0; expected a number of at least 0.1"),
+        ({"name": "client", "epsilon": 1e3}, "privacy.epsilon is 1000.0; expected a number above"),
         ({"name": "client", "epsilon": 8, "clip": 0}, "privacy.clip is 0; expected a number above"),
         (
             {"name": "example", "epsilon": 8, "clip": 1},

@@ -31,6 +31,9 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.protocol.reducers import Mean, Sum
 
+# An epsilon above 100, or noise below 0.1, would hide nothing.
+Epsilon: TypeAlias = Annotated[float, Field(gt=0, le=100)]
+Noise: TypeAlias = Annotated[float, Field(ge=0.1)]
 Delta: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 Clip: TypeAlias = float | Mapping[str, float]
 _ROOM = 32  # a fixed-point sum has room for so many standard deviations of noise
@@ -49,8 +52,8 @@ class Privacy:
             examples).
     """
 
-    epsilon: Above0 | None = None
-    noise: Above0 | None = None
+    epsilon: Epsilon | None = None
+    noise: Noise | None = None
     delta: Delta = 1e-5
 
     def __post_init__(self) -> None:

@@ -235,13 +235,17 @@ def preprocessing(run: TrainedRun) -> str:
 
 
 def _limits(run: TrainedRun) -> list[str]:
+    spent = (result_of(run) or {}).get("privacy")
     lines = [
         "- The accuracy is that of this test. With other classes, cameras or languages, or with "
         "more classes at once, it can be much lower; measure it on your own data.",
         "- Without a threshold, every example is assigned to one of the classes, even if it "
         "belongs to none of them.",
         "- Features contain information about their images. Federated averaging alone gives no "
-        "differential privacy: parts of the clients' training data may be inferred.",
+        "differential privacy: parts of the clients' training data may be inferred."
+        if spent is None
+        else f"- Trained with differential privacy of single {spent['level']}s: epsilon is "
+        f"{spent['epsilon']:.3g} at delta {spent['delta']:g}.",
     ]
     if run.method.traits.adapts:
         lines.append(
