@@ -23,7 +23,7 @@ from system.runs import experiment, finished
 
 from .test_recipes import changed, facts
 
-HERE = digest({"name": "digits"}, None)
+HERE = digest({"data": {"name": "digits"}}, None)
 
 
 def bench(recipe: Recipe, folder: Path, *patterns: str, **asked: Any) -> RecipeRunner:
