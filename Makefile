@@ -83,7 +83,7 @@ bench-peers: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"fedshot needs Python 3.11 or newer; this is {v.major}.{v.minor}. Run make PYTHON=python3.x")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,onnx]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,onnx,secure,privacy]'
 	touch $(STAMP)
 
 .venv/.flower: $(STAMP)
