@@ -44,7 +44,7 @@ def test_the_pages_are_what_the_command_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "model.backbone  mlp, conv4, resnet12, gru, bilstm"),
+        ([], "model.backbone  mlp, adapter, conv4, resnet12, gru, bilstm, module"),
         (["run"], "--run.rounds (a whole number of at least 1; default 100)"),
         (["model.head"], "cosine     The logit of a class is `scale` times"),
         (["model.head", "none"], "No head, for methods that classify from the features."),

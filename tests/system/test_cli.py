@@ -383,6 +383,7 @@ def test_unanswered_and_diverged_are_told_apart(capsys: pytest.CaptureFixture[st
             SimpleNamespace(
                 method=FLProto,
                 best_round=4,
+                spent={},
                 config=SimpleNamespace(settings={}),
                 prepared=SimpleNamespace(own_tests=False),
             ),

@@ -116,6 +116,7 @@ class FederatedDataset:
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
         check_kind("config", config, Config, "Make one with Config.of(settings).")
+        _check_combination(config)
         self.config = config
         self.key = Key(config.seed)
         self._load(config, data_dir)
@@ -266,7 +267,6 @@ class PreparedRun(FederatedDataset):
     """
 
     def __init__(self, config: Config, data_dir: str | None = None) -> None:
-        _check_combination(config)
         super().__init__(config, data_dir)
         config = self.config
         if isinstance(config.model.backbone, ModuleBackbone):  # its hash may be unknown until now

@@ -295,6 +295,8 @@ def test_registries_build_with_their_defaults() -> None:
             continue
         for head in HEADS.values():
             data: Any = {"shape": (8, 8, 1)}
+            if backbone.takes == ("features",):
+                data = {"shape": (8,)}
             if "text" in backbone.takes:
                 data = {"shape": (9, 3), "table": torch.zeros(4, 3)}
             params, _ = Model(backbone(), head(), **data).init(Key(0))

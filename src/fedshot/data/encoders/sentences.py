@@ -41,6 +41,7 @@ class SentenceTransformersEncoder(EncoderOptions):
                 "model.encoder.name is 'sentence_transformers', which takes texts, and the data "
                 "are images. Set it to 'transformers' or 'timm'."
             )
+        require("encoders", "model.encoder.name 'sentence_transformers'", "sentence_transformers")
         folder, commit, facts = model_folder(self.path, self.revision, data_dir)
         _check_modules(folder)
         options = self.recorded(facts, **({"revision": commit} if commit else {}))
@@ -48,7 +49,6 @@ class SentenceTransformersEncoder(EncoderOptions):
 
 
 def _read(folder: Path, device: torch.device) -> Network:
-    require("encoders", "model.encoder.name 'sentence_transformers'", "sentence_transformers")
     from sentence_transformers import SentenceTransformer
 
     with loading(folder), quiet():

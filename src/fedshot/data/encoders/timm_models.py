@@ -39,13 +39,13 @@ class TimmEncoder(EncoderOptions):
                 "model.encoder.name is 'timm', which takes images, and the data are texts. Set it "
                 "to 'sentence_transformers' or 'transformers'."
             )
+        require("timm", "model.encoder.name 'timm'")
         folder, commit, facts = model_folder(self.path, self.revision, data_dir)
         options = self.recorded(facts, **({"revision": commit} if commit else {}))
         return LoadedEncoder(options, partial(_read, folder), device)
 
 
 def _read(folder: Path) -> Network:
-    require("timm", "model.encoder.name 'timm'")
     import timm
 
     with loading(folder):

@@ -40,6 +40,7 @@ class TransformersEncoder(EncoderOptions):
     pooling: Literal["mean", "cls"] = "mean"
 
     def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
+        require("encoders", "model.encoder.name 'transformers'", "transformers")
         folder, commit, facts = model_folder(self.path, self.revision, data_dir)
         options = self.recorded(
             {**facts, "pooling": self.pooling}, **({"revision": commit} if commit else {})
@@ -47,7 +48,6 @@ class TransformersEncoder(EncoderOptions):
         return LoadedEncoder(options, partial(self._read, folder, kind == "images"), device)
 
     def _read(self, folder: Path, images: bool) -> Network:
-        require("encoders", "model.encoder.name 'transformers'", "transformers")
         from transformers import AutoModel
 
         with loading(folder), quiet():

@@ -4,7 +4,7 @@ Base clients pre-train an encoder under a classifier over all base classes, by f
 At test nothing is trained: the clients of a group upload sums of features, once, and a query is
 assigned to the class of the nearest mean.
 
-Source: this project's own baseline. It was added because the results of the distance-based methods
+Source: ours. The baseline was added because the results of the distance-based methods
 of Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, hardly depend on
 the number of rounds at test (compare Tables 3 and A.1 with Table 1). Prototypes are those of Snell
 et al. 2017. They are exact means, however the examples are distributed over the clients.

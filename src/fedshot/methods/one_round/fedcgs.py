@@ -79,9 +79,10 @@ class FedCGS(OneRoundMethod):
         identity = torch.eye(d, dtype=total.sums.dtype, device=total.sums.device)
         counts = total.counts.to(total.sums.dtype).clamp_min(1.0)
         between = (total.sums / counts[:, None]).T @ total.sums
-        sigma = without_negative(total.moment() - between) / max(1, n)
+        moment = total.moment()
+        sigma = without_negative(moment - between) / max(1, n)
         scale = float(sigma.trace()) / d
-        if not scale * d * n > _ROUNDING * float(total.moment().trace()):
+        if not scale * d * n > _ROUNDING * float(moment.trace()):
             return identity
         s = _oas(sigma, n) if self.shrinkage is None else self.shrinkage
         return (1 - s) * sigma + s * scale * identity
