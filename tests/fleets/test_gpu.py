@@ -124,13 +124,15 @@ def small(method: Any) -> Method[Any]:
     return replace(method, model=replace(method.model, dtype="float64"), **steps)
 
 
+# One of each kind of client function; the other methods are slow tests.
+QUICK = ("fl_proto", "fedfsl_mi_adv", "f2l", "frl", "pfedfsl", "fedncm", "fedproto", "fedmeta")
 FIRST_FORMS = {type(method): name for name, method in reversed(METHODS.items())}.values()
 CASES = [
     pytest.param(name, fleet, id=f"{name}-{fleet}", marks=[] if quick else pytest.mark.slow)
     for fleet in ("sequential", "vectorised")
     for name in METHODS
     if (name, fleet) not in REFUSED
-    for quick in [fleet == "sequential" and name in FIRST_FORMS]
+    for quick in [fleet == "sequential" and name in QUICK]
     if fleet == "sequential" or name in FIRST_FORMS
 ]
 

@@ -34,7 +34,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSHOT_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("hidden", [[8], pytest.param([], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [[8], []])
 def test_an_exported_program_holds_the_frozen_module(hidden: list[int], tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
     import onnxruntime

@@ -122,7 +122,8 @@ def test_texts_are_exported_with_their_words(
         equal(run, (x,), (torch.from_numpy(found),))
 
 
-@pytest.mark.parametrize("net", [GRU(4), pytest.param(BiLSTM(4), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("net", [GRU(4), BiLSTM(4)])
 def test_the_program_of_a_recurrent_net_does_not_grow_with_the_texts(net: Any) -> None:
     """One that has every word apart takes minutes to trace."""
     model = Model(net, None, (200, 3), table=torch.randn(9, 3, generator=Key(0).torch()))
