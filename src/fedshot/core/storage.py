@@ -51,7 +51,7 @@ def write(path: Path, content: Tree, notes: Mapping[str, Any] | None = None, *, 
 
 
 def _with_sorted_header(data: bytes) -> tuple[bytes, memoryview]:
-    """Sort the keys of a safetensors header, so that equal content gives equal bytes."""
+    """Return (header with sorted keys, tensor data): equal content then gives equal bytes."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # padding keeps the values aligned

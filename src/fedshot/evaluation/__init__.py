@@ -1,1 +1,1 @@
-"""Episodic tests with fixed episodes, scores, intervals and raw baselines."""
+"""Episodic tests with fixed episodes, scores, intervals, and baselines on the raw inputs."""

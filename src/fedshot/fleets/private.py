@@ -58,7 +58,7 @@ class Index:
         return int(self.shas[client]) == _short(sha)
 
     def write(self, path: Path) -> str:
-        """Write the index; return its hash."""
+        """Write the index of the clients' newest states; return its hash."""
         n = int((self.versions[:, 0] >= 0).nonzero().max()) + 1
         return storage.write(
             path, {"versions": self.versions[:n], "shas": self.shas[:n]}, sync=True
@@ -114,7 +114,7 @@ class PrivateStore:
             self._pending[client, version] = sha
 
     def drop(self, client: int, version: Version) -> None:
-        """Delete a version that the server did not accept."""
+        """Delete a version of a client's state that the server did not accept."""
         if self._pending.pop((client, version), None) is not None:
             self._path(client, version).unlink()
 

@@ -82,8 +82,9 @@ class PrivateClients(Clients):
         """Run `work` on the cohort; return noisy sums of clipped replies.
 
         Raises:
-            ConfigError: the exchange is not covered: it evaluates, keeps replies apart, goes to
-                other clients than the round's cohort, or is one more than `releases`.
+            ConfigError: epsilon does not cover the exchange: it belongs to an evaluation, gathers
+                replies instead of adding them, goes to other clients than the round's cohort, or
+                comes after the `releases` exchanges that the run has counted on.
             QuorumError, DivergenceError: as `Clients.exchange`.
         """
         noisy = self._noisy(ClientWork.of(work), to, reduce, key)

@@ -19,7 +19,7 @@ def show_jobs(
     *,
     silent: bool,
 ) -> None:
-    """Train in worker processes, by reading all of their events, and show the progress.
+    """Read all events of the worker processes, which train as they are read; show the progress.
 
     A terminal shows `table()`, which is updated; elsewhere each event is a line, with the name
     `named(job)`. With `silent`, nothing is shown.

@@ -26,7 +26,10 @@ CLIENT = ("client", "dishonest", "norm / median", "cosine", "share that counts",
 
 
 class Trust(NamedTuple):
-    """What the section shows: figures, rows of `OUTCOME`, and (run, summary, rows of `CLIENT`)."""
+    """The report's section on trust: figures, a table of runs, and a table of clients per run.
+
+    The columns of the tables are `OUTCOME` and `CLIENT`.
+    """
 
     figures: list[FigureBlock]
     outcomes: list[tuple[str, ...]]

@@ -302,7 +302,7 @@ class Experiment:
         return self.evaluate_state(episodic_test, self.chosen(), self.best_round)
 
     def chosen(self) -> Tree:
-        """Return the server's state after the chosen round; make its private states readable.
+        """Return the server's state after the chosen round; make the clients' states then readable.
 
         Raises CheckpointError if the checkpoint of the round does not exist.
         """

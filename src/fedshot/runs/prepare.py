@@ -510,7 +510,10 @@ def _first(left_out: dict[int, str]) -> str:
 
 
 def _check_combination(config: Config) -> None:
-    """Raise ConfigError for two options that change the sums and do not know of each other."""
+    """Raise ConfigError if two options change how replies are added, and exclude each other.
+
+    They are secure sums, differential privacy, attacks and robust aggregation.
+    """
     chosen = [
         name
         for name, used in {

@@ -159,9 +159,10 @@ def _interval(values: Tensor) -> Interval:
 
 
 def thresholds(labelled: LabelledLogits, temperature: float) -> dict[str, Any]:
-    """Return fields of `Calibration`: the signal with the higher AUROC, its AUROC and thresholds.
+    """Return fields of `Calibration`: the better signal of confidence, its AUROC and thresholds.
 
-    Returns `{}` if there are no unknown examples.
+    The signal is the one that better separates examples of known and unknown classes. Returns `{}`
+    if there are no examples of unknown classes.
     """
     known, half = (labelled.y >= 0).numpy(), labelled.measures.numpy()
     if known.all():

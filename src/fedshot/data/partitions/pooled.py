@@ -79,7 +79,7 @@ class Dirichlet:
         check_alpha(self.alpha)
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Divide each class by the drawn shares, rounded so that every image is assigned."""
+        """Assign each class to the clients in random proportions; every image is assigned once."""
         check_client_split(dataset, indices, self.clients)
         pool = shuffled_classes(dataset, indices, key.at("dirichlet", "shuffle").numpy())
         sizes = [len(rows) for _, rows in pool]

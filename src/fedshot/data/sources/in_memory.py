@@ -39,7 +39,7 @@ class InMemory(Source):
         return self._load(data_dir, raw=False)
 
     def load_raw(self, data_dir: Path | None) -> Dataset:
-        """Return the dataset as `load` does, but a custom source does not tokenise its texts."""
+        """Return the dataset as `load` does, but with raw texts if the source was a custom one."""
         return self._load(data_dir, raw=True)
 
     def _load(self, data_dir: Path | None, *, raw: bool) -> Dataset:

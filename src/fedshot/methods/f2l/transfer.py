@@ -68,9 +68,9 @@ def transfer_loss(
 def contrastive_term(h_phi: Tensor, h_psi: Tensor, y: Tensor, way: int, tau: float) -> Tensor:
     """Return the loss that the authors' code has in place of L_MI: InfoNCE over classes.
 
-    The server-model's feature of a class's shot j + 1 is compared with the client-model's features
-    of shot j of all classes; that of its own class is the positive. Every class has the same number
-    of shots, at least two.
+    For each class c and shot j, the anchor is the server-model's feature of shot j + 1 of c. It is
+    compared with the client-model's features of shot j of every class, and the one of c is the
+    positive. Every class has the same number of shots, at least two.
     """
     order = y.argsort(stable=True)
     server, client = (unit_rows(h)[order].view(way, -1, h.shape[1]) for h in (h_phi, h_psi))

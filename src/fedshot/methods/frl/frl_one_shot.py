@@ -113,7 +113,7 @@ class FRLOneShot(Pretrained):
     def evaluate(
         self, server: Prepared, clients: Clients, eval_episodes: Sequence[EvalEpisode], key: Key
     ) -> list[Prediction]:
-        """Fine-tune with the best candidates of each group for R rounds, and predict."""
+        """Return predictions after R rounds of selecting candidate models by held-out accuracy."""
         stats = self.test_stats(server)
 
         def answer(eval_episode: EvalEpisode, key: Key) -> Tensor:

@@ -81,7 +81,7 @@ def share_below(params: Tree, bound: float) -> Tensor:
 
 
 def pack(content: Tree) -> Packed:
-    """Pack a tree whose leaves all have the same dtype.
+    """Return the nonzero values of a tree and their positions. All leaves have the same dtype.
 
     It does not work under `vmap`, because the size of the result depends on the values.
     """

@@ -101,7 +101,7 @@ class _Pass:
 
 
 class _Norm(nn.Module):
-    """Batch norm by the mode of the pass."""
+    """Batch norm with the statistics that the mode of the current forward pass asks for."""
 
     def __init__(self, layer: _BatchNorm, name: str, run: _Pass) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class _Norm(nn.Module):
 
 
 class _Dropout(nn.Module):
-    """Dropout by the mode of the pass and its seed."""
+    """Dropout in training passes, drawn by the seed of the current forward pass."""
 
     def __init__(self, rate: float, site: int, run: _Pass) -> None:
         super().__init__()

@@ -276,7 +276,7 @@ def _add_adapters(
 
 
 def _probe(shape: Shape) -> Tensor:
-    """Return random prepared examples, float32 [3, ...], of data of a shape."""
+    """Return three random inputs of the module, float32 [3, ...], for data of a shape."""
     dims = shape
     if len(shape) == 3:
         dims = (shape[2], *shape[:2])

@@ -218,5 +218,5 @@ class MaskingClients(Wrapper):
 
 
 def _unmasked(exchange: Exchange, masking: Masking) -> Exchange:
-    """Return the exchange as the client work sees it."""
+    """Return the exchange without the masking, as the client function gets it."""
     return replace(exchange, masking=None, reduce=masking.reduce)

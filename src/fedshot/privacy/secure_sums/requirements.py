@@ -9,7 +9,7 @@ from fedshot.protocol.method import Method
 
 
 def check_run(method: Method[object], cohort: int) -> None:
-    """Raise ConfigError unless a run of the method can have secure sums over such cohorts."""
+    """Raise ConfigError unless the method can use secure sums with cohorts of `cohort` clients."""
     require("secure", "run.secure_sums")
     if method.traits.gathers is not None:
         raise needs_each(method.name, *method.traits.gathers)

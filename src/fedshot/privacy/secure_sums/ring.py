@@ -110,7 +110,7 @@ def decode(
         total: the sum of the clients' elements.
         clients: number of clients in the sum.
 
-    Raises ValueError if no sum of valid replies is as large.
+    Raises ValueError if `total` is larger than a sum of valid replies can be.
     """
     weight, *values = (Fraction(_signed(scalar), _UNIT) for scalar in total.scalars)
     large = (total.vector > MAX_SUM) | (total.vector < -MAX_SUM)
