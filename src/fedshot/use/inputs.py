@@ -199,7 +199,7 @@ class Inputs:
         return padded([torch.from_numpy(row) for row in rows])
 
     def _rows(self, x: np.ndarray[Any, Any]) -> Tensor:
-        """Return rows of word numbers. Raises InputError for a number outside the run's vocabulary."""
+        """Return rows of word numbers. Raises InputError for one outside the run's vocabulary."""
         most = FIRST_WORD + len(self._info.words)
         if x.size and (x.min() < PADDING or x.max() >= most):
             raise InputError(

@@ -210,7 +210,7 @@ def bounded(protocol: type[Any]) -> type[Any]:
 
 
 def is_reply(body: bytes) -> bool:
-    """Whether a request body announces exactly one message: a reply whose source is the node that sent it.
+    """Whether a request body announces exactly one message: a reply of the node that sends it.
 
     The body holds the message's metadata, without the content. Flower authenticates the sender of
     the request. If a message in the request is a reply, Flower also checks that the node in its

@@ -464,7 +464,7 @@ def _reason(error: Exception) -> str:
 
 
 def _put(arrival: Arrival, wire_message: WireMessage) -> dict[str, Any]:
-    """Put a client's reply into the message; return the client's entry in its header's `results`."""
+    """Put a client's reply into the message; return the client's entry in its `results`."""
     if arrival.reply is None:
         return {"fault": list(arrival.fault or ("lost", "no reply"))}
     reply = arrival.reply

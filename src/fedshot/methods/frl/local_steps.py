@@ -107,7 +107,7 @@ class FewRoundLearner:
 
     @property
     def d(self) -> int:
-        """Length of a prototype: the channels of the last feature map; 0 for a linear classifier."""
+        """Length of a prototype: the channels of the last map; 0 for a linear classifier."""
         return 0 if self.linear else self.model.out_features // self.map_positions
 
     def slots(self, way: int) -> int:
