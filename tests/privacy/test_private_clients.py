@@ -167,7 +167,9 @@ def test_a_second_cohort_in_one_round_is_refused() -> None:
 
 
 def test_the_guard_refuses_what_the_reducer_of_the_sum_refuses() -> None:
-    reducer = Noisy(Mean(ZEROS, limit=1.0), 0.0, 1, lambda n: KEY.numpy().standard_normal(n))
+    reducer = Noisy(
+        Mean(ZEROS, limit=1.0), 0.0, 1, 1, 1.0, lambda n: KEY.numpy().standard_normal(n)
+    )
     assert TOO_LARGE in str(reducer.fault(0, vector(9, 0), 1.0))
 
 

@@ -58,6 +58,10 @@ def test_wrong_options_are_refused(privacy: dict[str, Any], message: str) -> Non
         ({"method": {"name": "fsl_local"}}, "the clients of fsl_local send nothing"),
         ({"method": {"name": "pfedfsl"}}, "keeps the part 'delta'"),
         (
+            {"method": {"name": "fedfsl_mi", "reference": "exclusive"}},
+            "subtract their own models from the mean",
+        ),
+        (
             {**OWN, **LAST, "method": {"name": "ditto"}},
             "is tested by predictions of the clients' own models",
         ),

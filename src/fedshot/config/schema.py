@@ -124,8 +124,8 @@ class RunOptions:
             the sum over a cohort; results have the same bits. A method that does not only add what
             clients send is refused.
         secure_threshold: share of a cohort, above 1/2, that must be left at each step of a secure
-            sum, else the round lacks its quorum. So many clients, if they all collude with the
-            server, can unmask the others.
+            sum, else the round lacks its quorum. So many clients, or in large cohorts so many of a
+            client's neighbours, can unmask that client if they collude with the server.
     """
 
     rounds: AtLeast1 = 100

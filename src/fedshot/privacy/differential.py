@@ -5,8 +5,9 @@ client's parts of one exchange are clipped, all clients weigh the same, and Gaus
 once to the sum; a mean divides by the expected number of clients, not by the number that replied.
 Example level: the method itself bounds what one example adds to the sums, so nothing is clipped.
 
-The noise is added to the integers of the fixed-point sum, so it is rounded as the sum is. Rounding
-each contribution to those integers may exceed a clip by a relative error of about 1e-8.
+The noise is added to the integers of the fixed-point sum. Their unit, by which each number of a
+contribution may exceed its clipped value, is at most about 2**-60 times the clip, or 32 standard
+deviations of the noise if these are more, times the number of all clients.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from fedshot.protocol.reducers import Mean, Sum
 
 # An epsilon above 100, or noise below 0.1, would hide nothing.
 Epsilon: TypeAlias = Annotated[float, Field(gt=0, le=100)]
-Noise: TypeAlias = Annotated[float, Field(ge=0.1)]
+LEAST_NOISE = 0.1  # a smaller multiplier hides nothing
+Noise: TypeAlias = Annotated[float, Field(ge=LEAST_NOISE)]
 Delta: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 Clip: TypeAlias = float | Mapping[str, float]
 _ROOM = 32  # a fixed-point sum has room for so many standard deviations of noise
@@ -123,6 +125,12 @@ class Mechanism:
             return self.noise * self.clip[part] * math.sqrt(parts)
         return self.noise * (self.sensitivity if self.clip is None else self.clip)
 
+    def largest(self, part: str, limit: float) -> float:
+        """Return the most that a number of a client's part can be; `limit` if it is not clipped."""
+        if self.clip is None:
+            return limit
+        return min(limit, self.clip[part] if isinstance(self.clip, Mapping) else self.clip)
+
     def key(self, key: Key) -> Key:
         """Return the key to draw with: `key`, or if draws are secret a key that nobody knows."""
         return Key(secrets.randbits(128)).at(*key.path) if self.secret else key
@@ -135,11 +143,17 @@ class Mechanism:
 
 
 def _from_system(n: int) -> NDArray[np.float64]:
-    """Return n standard normal numbers, made from random bits of the operating system."""
+    """Return n standard normal numbers, made from 128 random bits each of the operating system.
+
+    A sign and a tail probability in (0, 1/2] with full relative precision: so every value that the
+    rounded noise can have is possible, also far from 0 (Mironov 2012).
+    """
     from scipy.special import ndtri
 
-    bits = np.frombuffer(secrets.token_bytes(8 * n), np.uint64) >> np.uint64(11)
-    found: NDArray[np.float64] = ndtri((bits + 0.5) * 2.0**-53)
+    high, low = np.frombuffer(secrets.token_bytes(16 * n), np.uint64).reshape(2, n)
+    tail = (high + ((low >> np.uint64(1)) + 0.5) * 2.0**-63) * 2.0**-65
+    sign = np.where(low & np.uint64(1), 1.0, -1.0)
+    found: NDArray[np.float64] = sign * ndtri(np.minimum(tail, 0.5))
     return found
 
 
@@ -158,17 +172,22 @@ class Noisy:
         of: the reducer of the sum; it still checks the replies.
         deviation: standard deviation of the noise in each number of the sum.
         clients: the expected number of clients, by which a mean divides.
+        population: the number of all clients, which fixes the unit of the sum's integers.
+        largest: the most that a number of a client's part can be, once it is clipped.
         normals: function that draws n standard normal numbers.
     """
 
     of: Mean | Sum
     deviation: float
     clients: int
+    population: int
+    largest: float
     normals: Callable[[int], NDArray[np.float64]]
 
     def start(self, cohort: int) -> _NoisySum:
-        """Begin a sum of at most `cohort` contributions."""
-        return _NoisySum(self, cohort)
+        """Begin a sum; how many clients are asked does not change its unit."""
+        del cohort
+        return _NoisySum(self)
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
         """Return why the reducer of the sum refuses this part."""
@@ -178,11 +197,11 @@ class Noisy:
 class _NoisySum:
     """A sum in progress, which gets its noise with the result."""
 
-    def __init__(self, reducer: Noisy, cohort: int) -> None:
+    def __init__(self, reducer: Noisy) -> None:
         self._reducer, of = reducer, reducer.of
-        limit = max(of.limit, _ROOM * reducer.deviation)
+        limit = max(reducer.largest, _ROOM * reducer.deviation)
         like = tree.map(_floating, of.like)
-        self._sum: Any = replace(of, like=like, limit=limit).start(max(cohort, 1))
+        self._sum: Any = replace(of, like=like, limit=limit).start(reducer.population)
 
     def add(self, client: int, part: Tree, weight: float) -> None:
         del weight  # all clients weigh the same

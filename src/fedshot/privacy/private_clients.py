@@ -132,7 +132,8 @@ class PrivateClients(Clients):
                 )
             deviation = mechanism.deviation(part, len(reduce))
             normals = mechanism.normals(key.at("noise", work.name, part))
-            noisy[part] = Noisy(reducer, deviation, self.expected, normals)
+            largest = mechanism.largest(part, reducer.limit)
+            noisy[part] = Noisy(reducer, deviation, self.expected, len(self.ids), largest, normals)
         return noisy
 
     def _reduce(self, exchange: Exchange) -> Outcome:

@@ -68,6 +68,8 @@ class Traits:
         gathers: an exchange and a part of its replies of which the server needs each client's, not
             only a sum, such as ("train", "model"); None if there is none. Secure sums then cannot
             be used.
+        subtracts_own: a client subtracts its own upload from the mean that it receives, so the mean
+            must have the true weights.
         unstackable: why the fleet "vectorised", which stacks clients, cannot run the method; "" if
             it can.
         warnings: messages that a run prints before round 1.
@@ -83,6 +85,7 @@ class Traits:
     trains_on_pool: bool = False
     stores_client_models: bool = False
     gathers: tuple[str, str] | None = None
+    subtracts_own: bool = False
     unstackable: str = ""
     warnings: tuple[str, ...] = ()
 

@@ -19,7 +19,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.text import count
 from fedshot.data.partitions.redealt import Redealt
 from fedshot.privacy.accounting import Accountant
-from fedshot.privacy.differential import ClientLevel, Mechanism
+from fedshot.privacy.differential import LEAST_NOISE, ClientLevel, Mechanism
 from fedshot.privacy.private_clients import PrivateClients, rehearse
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Fleet
@@ -99,6 +99,11 @@ def planned(
             f"publish all that it knows of one {level}. Set privacy.delta to {1 / units:.1g} or "
             "much less."
         )
+    if method.traits.subtracts_own:
+        raise ConfigError(
+            f"privacy is set, and the clients of {method.name} subtract their own models from the "
+            "mean, which privacy clips and weighs alike. Set method.reference to 'global'."
+        )
     if isinstance(config.partition, Redealt):
         raise ConfigError(
             "privacy is set, and partition 'redealt' gives a client other examples in every round, "
@@ -130,6 +135,7 @@ def planned(
     if options.noise is None:
         assert options.epsilon is not None
         accountant = accountant.calibrated(options.epsilon, rounds)
+        accountant = replace(accountant, noise=max(accountant.noise, LEAST_NOISE))
     elif options.epsilon is not None and (spent := accountant.epsilon(rounds)) > options.epsilon:
         lasts = accountant.rounds_within(options.epsilon, rounds)
         fix = f"Set run.rounds to {lasts}, raise" if lasts else "Raise"

@@ -29,6 +29,7 @@ from fedshot.deploy.flower.node_registry import read_entries
 from fedshot.deploy.flower.server_folder import ServerFolder, make_private_folder
 from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.influence import Influence, NormPolicy
+from fedshot.privacy.differential import ExampleLevel
 from fedshot.protocol.exchange import Fleet
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
@@ -120,6 +121,7 @@ def open_experiment(
     """
     if not 0 <= wait <= _WEEK:
         raise ConfigError(f"--wait is {wait:g}; expected 0 seconds to a week.")
+    _check_privacy(prepared, deployment)
     new, deployment = not begun(folder), deployment._replace(life=deployment.life + 1)
     if not new:
         deployment.write(folder)  # before any node hears of this session
@@ -169,6 +171,22 @@ def open_experiment(
         finally:
             if new and not begun(folder):  # so that the folder stays free for a local run
                 (folder / NODES).unlink()
+
+
+def _check_privacy(prepared: PreparedRun, deployment: Deployment) -> None:
+    """Raise ConfigError if a private run on nodes would reveal more than it counts."""
+    privacy, run = prepared.config.privacy, prepared.config.run
+    if privacy is not None and deployment.norms in ("clip", "refuse"):
+        raise ConfigError(
+            f"privacy is set, and --norms is {deployment.norms}: it bounds an upload by "
+            "the norms of others, so one client can change what many contribute. Set it to warn."
+        )
+    if isinstance(privacy, ExampleLevel) and run.rounds > 1:
+        raise ConfigError(
+            f"privacy.name is 'example', and run.rounds is {run.rounds}: a node that lost its "
+            "state may upload an example twice, which is not counted. Set run.rounds to 1, with "
+            "all clients, or privacy.name to 'client'."
+        )
 
 
 def wait_for_clients(

@@ -105,6 +105,7 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
             adapts=True,
             base_classes_only=self.episode.labels == "global",
             gathers=("train", PART) if self.common_questions else None,
+            subtracts_own=self.stays_near == "exclusive",
         )
 
     def init(self, key: Key) -> FedFSLState:
