@@ -22,13 +22,13 @@ def check(privacy: Any, norms: str, rounds: int) -> None:
 
 @pytest.mark.parametrize("norms", ["clip", "refuse"])
 def test_norms_of_others_may_not_bound_a_private_upload(norms: str) -> None:
-    with pytest.raises(ConfigError, match=f"--norms is {norms}.* Set it to warn"):
+    with pytest.raises(ConfigError, match=rf"--norms is {norms}.* Set it to warn"):
         check(ClientLevel(noise=1.0), norms, 9)
     check(ClientLevel(noise=1.0), "warn", 9)
     check(None, norms, 9)
 
 
 def test_examples_are_uploaded_in_one_round() -> None:
-    with pytest.raises(ConfigError, match="run.rounds is 2.*Set run.rounds to 1"):
+    with pytest.raises(ConfigError, match=r"run.rounds is 2.*Set run.rounds to 1"):
         check(ExampleLevel(noise=1.0), "warn", 2)
     check(ExampleLevel(noise=1.0), "warn", 1)
