@@ -118,6 +118,8 @@ def test_entry_points_and_modules_are_registered_and_faults_name_them(
     monkeypatch.setenv("FEDSHOT_PLUGINS", "no_such_module")
     with pytest.raises(ConfigError, match="FEDSHOT_PLUGINS names 'no_such_module', which cannot"):
         plugins.load({})
+    monkeypatch.setenv("FEDSHOT_PLUGINS", " a, b ,")
+    assert plugins.modules() == ["a", "b"]
     monkeypatch.setenv("FEDSHOT_ENCODERS", "old")
     with pytest.raises(ConfigError, match="FEDSHOT_ENCODERS is called FEDSHOT_PLUGINS now"):
         plugins.load({})

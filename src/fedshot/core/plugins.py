@@ -30,7 +30,8 @@ def modules() -> list[str]:
     """
     if os.environ.get(_OLD):
         raise ConfigError(f"{_OLD} is called {VARIABLE} now. Set {VARIABLE} in its place.")
-    return [word for word in os.environ.get(VARIABLE, "").split(",") if word]
+    words = os.environ.get(VARIABLE, "").split(",")
+    return [word.strip() for word in words if word.strip()]
 
 
 def load(groups: Mapping[str, Callable[[str], Callable[[type[Any]], Any]]]) -> None:

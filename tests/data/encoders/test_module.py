@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedshot.config.load import Config
 from fedshot.core.console import log_shown
 from fedshot.core.errors import ConfigError, DataError, InputError
 from fedshot.data.encoders.encoded import BLOCK, encoded, features_of
+from fedshot.data.encoders.frozen import hash_weights
 from fedshot.data.encoders.module import ModuleEncoder
 from fedshot.data.sources.digits import Digits
 from fedshot.runs.prepare import FederatedDataset
@@ -76,6 +78,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def load(module: nn.Module, **options: Any) -> Any:
     return ModuleEncoder(**options).hold(module).load("images", "cpu")
+
+
+def test_the_hash_covers_buffers_that_are_not_saved() -> None:
+    made = [conv4() for _ in range(3)]
+    for module, value in zip(made[1:], (1.0, 2.0), strict=True):
+        module.register_buffer("scale", torch.tensor(value), persistent=False)
+    assert len({hash_weights(module) for module in made}) == 3
+    sha = hashlib.sha256(repr(made[0]).encode())
+    for name, leaf in made[0].state_dict().items():
+        sha.update(f"{name}:{leaf.dtype}{tuple(leaf.shape)};".encode() + leaf.numpy().tobytes())
+    assert hash_weights(made[0]) == sha.hexdigest()
 
 
 def test_features_are_the_same_bits_with_and_without_a_cache(cache: Path) -> None:

@@ -19,6 +19,7 @@ from fedshot.core.seeds import Key
 from fedshot.learners.proto import Proto
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.models.layers import dropout
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
 from fedshot.nn.models.module_backbone import ModuleBackbone, held_backbone
@@ -188,6 +189,27 @@ def test_dropout_depends_on_the_seed_alone_and_is_off_at_test() -> None:
     assert torch.equal(features(False, 1), features(False, 2))
 
 
+def test_a_dropout_layer_that_is_used_twice_drops_other_elements_each_time() -> None:
+    layer, x = nn.Dropout(0.5), torch.ones(4, 64, dtype=torch.float64)
+    mode = Mode(True, seed=torch.tensor(1))
+    once = model(nn.Sequential(nn.Linear(64, 64), layer), (64,))
+    twice = model(nn.Sequential(nn.Linear(64, 64), layer, layer), (64,))
+    params, _ = once.init(Key(0))
+    params["body"]["0"] = {"weight": torch.eye(64).double(), "bias": torch.zeros(64).double()}
+    first, both = (one.features(params, {}, x, mode)[0] for one in (once, twice))
+    assert torch.equal(first, dropout(x, 0.5, mode, 1))
+    assert torch.equal(both, first * dropout(x, 0.5, mode.layer(1), 1))
+    assert 0 < (both != 0).sum() < (first != 0).sum()
+    assert torch.equal(both, twice.features(params, {}, x, mode)[0])
+
+
+def test_whether_a_module_can_be_stacked_is_decided_when_it_is_tried() -> None:
+    mine = model(Does(lambda net, h: h * float(h.sum())))
+    assert mine.backbone.vmappable
+    mine.init(Key(0))
+    assert not mine.backbone.vmappable
+
+
 @pytest.mark.parametrize("net", [Conv4Module(), SmallViT()], ids=["conv4", "vit"])
 def test_second_derivatives_are_those_of_finite_differences_also_stacked(net: nn.Module) -> None:
     mine = model(net)
@@ -293,6 +315,19 @@ def test_adapters_of_convolutions_and_wrong_targets() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             model(Conv4Module(), tune="lora", targets=targets).init(Key(0))
+
+
+def test_adapters_go_to_linear_layers_alone_and_leave_the_generator_of_torch() -> None:
+    peft()
+    inner = nn.Sequential(nn.Conv1d(1, 1, 1))
+    net = nn.Sequential(nn.Linear(5, 5), nn.Unflatten(1, (1, 5)), inner, nn.Flatten())
+    before = torch.get_rng_state()
+    params, _ = model(net, (5,), tune="lora").init(Key(0))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert names(params["body"]) == {f"0.lora_{side}.default.weight" for side in "AB"}
+    words = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 3))
+    with pytest.raises(ConfigError, match=r"\['0'\], .* cannot adapt: one of them is an nn.Embed"):
+        model(words, (5,), tune="lora", targets=("0",)).init(Key(0))
 
 
 class Does(nn.Module):

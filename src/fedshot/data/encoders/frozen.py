@@ -139,12 +139,14 @@ def colour(images: Pixels) -> Pixels:
 
 
 def hash_weights(module: nn.Module) -> str:
-    """Return a SHA-256 of a module's layers, parameters and buffers.
+    """Return a SHA-256 of a module's layers, parameters and buffers, also those it never saves.
 
     Raises ConfigError if its `state_dict` holds anything but tensors.
     """
     sha = hashlib.sha256(repr(module).encode())
-    for name, leaf in module.state_dict().items():
+    saved = module.state_dict()
+    others = {name: leaf for name, leaf in module.named_buffers() if name not in saved}
+    for name, leaf in (*saved.items(), *others.items()):
         if not isinstance(leaf, Tensor):
             raise ConfigError(
                 f"model.encoder keeps an object of type {type(leaf).__name__} in its state_dict, "

@@ -69,7 +69,7 @@ class FunctionalModule:
             module, run = self._free.pop()
         except IndexError:
             module, run = deepcopy(self._blank)
-        run.mode, run.stats = mode, dict(stats)
+        run.mode, run.stats, run.calls = mode, dict(stats), {}
         try:
             with _PlainAttention():
                 found = torch.func.functional_call(
@@ -98,6 +98,7 @@ class _Pass:
 
     mode: Mode = field(default_factory=Mode)
     stats: dict[str, Tree] = field(default_factory=dict)  # by name of the layer
+    calls: dict[int, int] = field(default_factory=dict)  # of each dropout layer, by its site
 
 
 class _Norm(nn.Module):
@@ -128,8 +129,13 @@ class _Dropout(nn.Module):
         self.rate, self.site, self.run = rate, site, run
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with some elements set to 0 in training."""
-        return dropout(x, self.rate, self.run.mode, self.site)
+        """Return x with some elements set to 0 in training, others at each call in a pass."""
+        mode = self.run.mode
+        if mode.train:
+            before = self.run.calls.get(self.site, 0)
+            self.run.calls[self.site] = before + 1
+            mode = mode.layer(before) if before else mode
+        return dropout(x, self.rate, mode, self.site)
 
 
 def _replace_layers(module: nn.Module, run: _Pass, own_norm: bool) -> dict[str, Tree]:

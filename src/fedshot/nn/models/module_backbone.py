@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,8 +51,9 @@ class ModuleBackbone(UserModule):
         alpha: scale of the adapters: their output is multiplied by alpha / rank.
         targets: names of the layers that "lora" adapts, or the ends of their names; null: each
             `nn.Linear`.
-        digest: SHA-256 of the module's layers and of the weights that are not trained; null:
-            recorded when a run starts. Another module is then refused.
+        digest: SHA-256 of the module's layers as printed, of the names, shapes and types of the
+            trained weights, and of all other tensors; code is not part of it. null: recorded when a
+            run starts. A module with another hash is then refused.
     """
 
     option: ClassVar[str] = "model.backbone"
@@ -138,22 +140,31 @@ class ModuleBackbone(UserModule):
         """Whether there are parameters to train."""
         return self.tune != "none"
 
-    @cached_property
+    @property
     def vmappable(self) -> bool:
         """Whether the module runs under `torch.func.vmap`, on the examples it was tried on."""
-        mode = Mode(True, "batch", torch.tensor(0))
         for shape in self._widths:
-            x = torch.stack([_probe(shape), _probe(shape)])
-            params, stats = self.init(Key(0), shape, x.dtype)
+            if shape not in self._stackable:
+                self._stackable[shape] = self._runs_stacked(shape)
+        return all(self._stackable.values())
 
-            def features(params: Tree, x: Tensor, stats: Tree = stats) -> Tensor:
-                return self.apply(params, stats, x, mode)[0].sum()
+    @cached_property
+    def _stackable(self) -> dict[Shape, bool]:
+        return {}
 
-            grad = torch.func.grad(features) if self.trains else features
-            try:
-                torch.func.vmap(grad)(tree.map(lambda w: torch.stack([w, w]), params), x)
-            except Exception:  # the code of a module may raise anything
-                return False
+    def _runs_stacked(self, shape: Shape) -> bool:
+        mode = Mode(True, "batch", torch.tensor(0))
+        x = torch.stack([_probe(shape), _probe(shape)])
+        params, stats = self.init(Key(0), shape, x.dtype)
+
+        def features(params: Tree, x: Tensor) -> Tensor:
+            return self.apply(params, stats, x, mode)[0].sum()
+
+        grad = torch.func.grad(features) if self.trains else features
+        try:
+            torch.func.vmap(grad)(tree.map(lambda w: torch.stack([w, w]), params), x)
+        except Exception:  # the code of a module may raise anything
+            return False
         return True
 
     @property
@@ -260,18 +271,24 @@ def _add_adapters(
     from peft import LoraConfig, inject_adapter_in_model
 
     linear = [name for name, layer in module.named_modules() if type(layer) is nn.Linear]
-    names = linear if targets is None else list(targets)
-    if not names:
+    if targets is None and not linear:
         raise ConfigError(
             "model.backbone.tune is 'lora', and the module has no nn.Linear. Name the layers to "
             "adapt, such as convolutions, in model.backbone.targets."
         )
+    # peft takes a list as ends of names, and a text as a pattern of whole names.
+    wanted = "|".join(map(re.escape, linear)) if targets is None else list(targets)
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=wanted)
     try:
-        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=names), module)
+        with torch.random.fork_rng(devices=[]):  # `init` draws the adapters again
+            torch.default_generator.manual_seed(0)
+            inject_adapter_in_model(config, module)
+        if any(f"{_ADAPTER}embedding_" in name for name, _ in module.named_parameters()):
+            raise ValueError("one of them is an nn.Embedding.")
     except ValueError as error:
         raise ConfigError(
-            f"model.backbone.targets is {names}, which the module cannot adapt: {error} Name "
-            "linear layers or convolutions of the module."
+            f"model.backbone.targets is {linear if targets is None else list(targets)}, which the "
+            f"module cannot adapt: {error} Name linear layers or convolutions of the module."
         ) from error
 
 
