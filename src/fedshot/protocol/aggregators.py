@@ -1,4 +1,4 @@
-"""Aggregators, which combine the clients' vectors so that a few dishonest clients cannot steer it.
+"""Aggregators, which combine the clients' vectors so that a few dishonest ones move it but little.
 
 All but `mean` and `clipped` count every client once, since a client states its own weight. Every
 aggregator also returns how much of each client's vector counted, from 0 to 1.
