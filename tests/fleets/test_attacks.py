@@ -45,8 +45,9 @@ from fedshot.nn.models.model import Model
 from fedshot.protocol.aggregators import AGGREGATORS, Aggregator, CoordinateMedian, PlainMean
 from fedshot.protocol.client_vectors import ClientVectors
 from fedshot.protocol.clients import Clients
-from fedshot.protocol.exchange import Fleet
+from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Fleet, Reply
 from fedshot.protocol.method import Method
+from fedshot.protocol.reducers import Gather, Mean, Reducer, Sum
 from fedshot.protocol.robust_reducers import Aggregation, flat
 
 KEY = Key(0)
@@ -93,6 +94,13 @@ def test_little_is_enough_moves_each_coordinate_by_z_deviations() -> None:
     )
     # 24 of 50: s = 26 - 24 = 2 honest clients are missing for a majority, of 26.
     assert z_max(50, 24) == pytest.approx(statistics.NormalDist().inv_cdf(24 / 26))
+
+
+def test_z_is_finite_also_where_liars_are_the_majority() -> None:
+    assert z_max(10, 8) == pytest.approx(statistics.NormalDist().inv_cdf(1.5 / 2))
+    assert z_max(2, 1) == 0
+    x = drawn(1, 4)
+    np.testing.assert_allclose(LittleIsEnough(z=None).collude(vectors(x), 3), x[0])
 
 
 @pytest.mark.parametrize("n", [2, 3, 9])
@@ -244,6 +252,42 @@ def test_an_attack_on_nobody_or_on_nothing_is_refused(tmp_path: Path) -> None:
         Liars(SignFlip(clients=(2, 9)), KEY, CLIENTS)
     with pytest.raises(ConfigError, match=r"attack\.name has no effect"):
         Trained(tmp_path, of("prototypes"))
+
+
+def exchange(down: Any, **reduce: Reducer) -> Exchange:
+    return Exchange(ClientWork(PROTO, "train"), down, (1,), reduce, KEY, (1, 0))
+
+
+def test_class_sums_and_models_are_not_bounded_by_the_weight_of_the_client() -> None:
+    sums, counts = torch.full((2, 3), 1000.0), torch.tensor([5, 0])
+    asked = exchange({}, sums=Sum(sums), counts=Sum(counts), theta=Mean(sums))
+    reply = Reply({"sums": sums, "counts": counts, "theta": sums}, {}, 1024.0)
+    up = Liars(of("sign_flip"), KEY, CLIENTS).reply(asked, 1, {}, reply).up
+    assert torch.equal(tree.leaves(up["sums"])[0], -5 * sums)
+    assert torch.equal(tree.leaves(up["theta"])[0], torch.full((2, 3), -64.0))
+
+
+def test_a_message_that_is_one_tensor_can_be_what_a_client_started_from() -> None:
+    reply = Reply({"model": torch.ones(2)}, {}, 1.0)
+    asked = exchange(torch.zeros(2), model=Gather())
+    up = Liars(of("sign_flip"), KEY, CLIENTS).reply(asked, 1, torch.zeros(2), reply).up
+    assert torch.equal(tree.leaves(up["model"])[0], torch.full((2,), -5.0))
+
+
+def test_a_liar_that_cannot_lie_in_a_round_does_not_stop_the_run() -> None:
+    """A liar of one class has none to exchange, and colluding clients may be all that replied."""
+    for held, stops in ((1, False), (2, True)):
+        counts = torch.tensor([1] * held + [0] * (2 - held))
+        sums = torch.ones(2, 3) * counts[:, None]  # two equal means: an exchange changes nothing
+        asked = exchange({}, sums=Sum(sums), counts=Sum(counts))
+        liars = Liars(of("prototypes"), KEY, CLIENTS)
+        liars.reply(asked, 1, {}, Reply({"sums": sums, "counts": counts}, {}, 1.0))
+        assert liars.asked == stops
+    liars = Liars(of("min_max"), KEY, CLIENTS)
+    reply = Reply({"theta": torch.ones(2)}, {}, 1.0)
+    asked = exchange({}, theta=Mean(torch.ones(2)))
+    assert len(list(liars.collude(asked, iter([Arrival(1, reply)])))) == 1
+    liars.check_changed()
 
 
 def test_a_median_holds_against_a_flip_that_turns_the_mean(tmp_path: Path) -> None:

@@ -147,6 +147,21 @@ def test_a_rule_holds_up_to_its_breakdown_point_and_no_further(name: str) -> Non
     assert np.linalg.norm(combined(PlainMean(), one)) > 1e4  # the mean holds against none
 
 
+@pytest.mark.parametrize("n", [3, 4])
+def test_krum_leaves_a_liar_out_of_three_or_four_vectors(n: int) -> None:
+    x = np.array([[0.0], [0.1], [0.3], [FAR]])[4 - n :]
+    found, kept = MultiKrum(0.3).combine(vectors(x))
+    assert kept.tolist() == [1.0] * (n - 1) + [0.0]
+    assert float(found) == pytest.approx(x[:-1].mean())
+
+
+def test_a_far_liar_does_not_blur_the_geometric_median() -> None:
+    x = np.array([[0.0], [1.0], [5.0], [6.0], [1e14]])
+    np.testing.assert_allclose(combined(GeometricMedian(), x), [5.0], atol=1e-5)
+    same = np.array([[2.0], [2.0], [2.0], [9.0]])
+    np.testing.assert_allclose(combined(GeometricMedian(), same), [2.0], atol=1e-9)
+
+
 def test_huge_vectors_take_no_digits_from_the_others() -> None:
     """Distances come from inner products, which cancel unless they are centred."""
     x = drawn(9, 50, seed=4)
@@ -265,6 +280,13 @@ def test_prototypes_are_aggregated_by_class_among_the_clients_that_hold_it() -> 
     assert not means_found[2].any()
     plain = reduced(Aggregation(PlainMean()), like, replies)
     torch.testing.assert_close(plain["sums"], sum(up["sums"] for up, _ in replies.values()))
+
+
+def test_negative_counts_are_refused() -> None:
+    like = {"sums": Sum(torch.zeros(2, 4)), "counts": Sum(torch.zeros(2).long())}
+    counts = Aggregation(PlainMean()).reducers("train", 0, like)["counts"]
+    assert counts.fault(0, torch.tensor([3, -2]), 1.0) == "counts holds -2, expected 0 or more"
+    assert counts.fault(0, torch.tensor([3, 0]), 1.0) is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fedshot.api.fault_report import FaultReport
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.core.locks import Lock
 from fedshot.reports.run_files import Run
 from fedshot.reports.trust_views import trust_views
 from fedshot.runs import trust
@@ -44,6 +45,21 @@ def test_every_round_has_a_line_and_a_resumed_run_has_the_same(tmp_path: Path) -
     rest = finished(tmp_path / "halves", PROTO)
     assert last_hash(rest.folder) == last_hash(whole.folder)
     assert trust.read(rest.folder) == lines
+
+
+def test_a_process_that_lost_the_folder_adds_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(lock: Lock) -> None:
+        raise CheckpointError("lost")
+
+    begun = experiment(tmp_path, PROTO)
+    rounds = begun.run()
+    last = next(rounds).round
+    monkeypatch.setattr(Lock, "check", lost)
+    with pytest.raises(CheckpointError, match="lost"):
+        list(rounds)
+    assert [line["round"] for line in trust.read(tmp_path)] == list(range(1, last + 1))
 
 
 def test_a_run_without_attack_and_aggregator_records_no_trust(tmp_path: Path) -> None:

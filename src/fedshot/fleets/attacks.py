@@ -135,8 +135,9 @@ class PrototypePoisoning(Attack):
 
 @dataclass(frozen=True)
 class LabelFlip(Attack):
-    """Half of the examples of each class that the client holds have the label of another class.
+    """About half of the examples of each class have the label of another class.
 
+    In each class these are half the mean number of a class of the client, or all if it has fewer.
     With all labels exchanged, episodes would have the same classes under other names.
     """
 
@@ -240,11 +241,12 @@ def z_max(n: int, f: int) -> float:
     """Return z of Baruch et al. 2019, algorithm 3, for n clients, f of them dishonest.
 
     s = floor(n / 2 + 1) - f honest clients are needed for a majority, and z is the quantile
-    (n - f - s) / (n - f) of the normal distribution.
+    (n - f - s) / (n - f) of the normal distribution. s is held from 1/2 to n - f - 1/2, so that z
+    is finite also where the dishonest clients are the majority.
     """
     from scipy.special import ndtri
 
-    s = n // 2 + 1 - f
+    s = min(max(n // 2 + 1 - f, 0.5), n - f - 0.5)
     return float(ndtri((n - f - s) / (n - f)))
 
 

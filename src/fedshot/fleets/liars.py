@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import torch
@@ -15,7 +15,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.fleets.attacks import Attack
+from fedshot.fleets.attacks import Attack, PrototypePoisoning
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.client_vectors import ClientVectors
 from fedshot.protocol.exchange import Arrival, Exchange, Fleet, Reply
@@ -80,18 +80,22 @@ class Liars:
         """Return the reply that a client sends, given its message and its honest reply."""
         if self.attack.colludes or not self.lies(exchange, client):
             return reply
-        self.asked = True
+        idle = False  # whether the client holds too few classes to exchange them
         key, up = exchange.client_key(client).at("attack"), dict(reply.up)
         for name, start in _parts(exchange, down, reply):
             part = up[name]
             if name == SUMS and are_by_class(part, up.get(COUNTS)):
                 lie = self.attack.sums(part, up[COUNTS], key.at(name))
+                one = int((up[COUNTS] > 0).sum()) < 2
+                idle = one and isinstance(self.attack, PrototypePoisoning)
             else:
                 x = part if start is None else tree.sub(part, start)
                 lie = shaped(self.attack.change(flat(x), key.at(name)), part)
                 lie = lie if start is None else tree.add(start, lie)
-            up[name] = _admitted(lie, float(reply.weight))
+            weighted = isinstance(exchange.reduce[name], Mean)
+            up[name] = _admitted(lie, float(reply.weight) if weighted else 1.0)
             self.changed = self.changed or tree.digest(up[name]) != tree.digest(part)
+        self.asked = self.asked or not idle
         return reply._replace(up=up)
 
     def collude(self, exchange: Exchange, arrivals: Iterator[Arrival]) -> Iterator[Arrival]:
@@ -106,7 +110,7 @@ class Liars:
         liars = [a for a in held if a.reply is not None and self.lies(exchange, a.client)]
         honest = [a for a in held if a.reply is not None and not self.lies(exchange, a.client)]
         lies: dict[str, Tensor] = {}
-        self.asked |= bool(liars)
+        self.asked |= bool(liars and honest)
         if liars and honest:
             first = honest[0].reply
             assert first is not None
@@ -167,8 +171,9 @@ def _parts(exchange: Exchange, down: Tree, reply: Reply) -> Iterator[tuple[str, 
         if not isinstance(exchange.reduce[name], Gather):
             yield name, None
             continue
-        received = [down[other] for other in sorted(down, key=lambda other: (other != name, other))
-                    if tree.difference(part, down[other]) is None]  # fmt: skip
+        sent = down if isinstance(down, Mapping) else {name: down}
+        received = [sent[other] for other in sorted(sent, key=lambda other: (other != name, other))
+                    if tree.difference(part, sent[other]) is None]  # fmt: skip
         if received:
             yield name, tree.to(received[0], CPU)
 

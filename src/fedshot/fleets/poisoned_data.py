@@ -18,9 +18,10 @@ _SHARE = 16  # the number of features divided by that of the trigger
 
 
 def flipped(data: ClientData) -> ClientData:
-    """Return the examples with half of the labels of each class moved to the next class.
+    """Return the examples with about half of the labels of each class moved to another class.
 
-    The number of examples of each class stays, so that the client can form the same episodes.
+    In each class these are half the mean number of a class, or all if it has fewer. The number of
+    examples of each class stays, so that the client can form the same episodes.
     """
     y = data.dataset.y[data.indices]
     order = np.argsort(y, kind="stable")

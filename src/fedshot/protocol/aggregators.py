@@ -1,4 +1,4 @@
-"""Aggregators, which combine the clients' vectors so that a few dishonest clients cannot steer it.
+"""Aggregators, which combine the clients' vectors so that a few dishonest ones move it but little.
 
 All but `mean` and `clipped` count every client once, since a client states its own weight. Every
 aggregator also returns how much of each client's vector counted, from 0 to 1.
@@ -95,8 +95,8 @@ class TrimmedMean(Aggregator):
 class MultiKrum(Aggregator):
     """The mean of the n - f vectors nearest to their neighbours (Blanchard et al. 2017).
 
-    The score of a vector is the sum of its n - f - 2 smallest squared distances to others. It
-    needs n >= 2 f + 3.
+    The score of a vector is the sum of its n - f - 2 smallest squared distances to others, at least
+    one. A cohort needs n >= 2 f + 3; where replies are lost, f stays the share of the rest.
 
     Args:
         fraction: largest share of dishonest clients, f / n.
@@ -119,7 +119,7 @@ class MultiKrum(Aggregator):
     def combine(self, vectors: ClientVectors) -> tuple[Tensor, Tensor]:
         """Return the mean of the vectors with the lowest scores; of equal ones, the first."""
         n = len(vectors)
-        f = min(most_dishonest(self.fraction, n), max(0, (n - 3) // 2))  # replies may be lost
+        f = most_dishonest(self.fraction, n)  # replies may be lost, so n - f - 2 may be below 1
         squares = _squared_distances(vectors.products())
         squares.fill_diagonal_(math.inf)  # a vector is no neighbour of itself
         near = squares.sort(1).values[:, : min(max(1, n - f - 2), n - 1)]
@@ -140,7 +140,7 @@ class Krum(MultiKrum):
 class GeometricMedian(Aggregator):
     """The point with the least sum of distances to all vectors (Pillutla et al. 2022).
 
-    It holds while f < n / 2.
+    It holds while f < n / 2. Near n / 2 the iteration converges slowly, and ends after 1000 steps.
     """
 
     def combine(self, vectors: ClientVectors) -> tuple[Tensor, Tensor]:
@@ -150,7 +150,7 @@ class GeometricMedian(Aggregator):
         """
         g = vectors.products()
         shares = torch.full((len(vectors),), 1 / len(vectors), dtype=torch.float64)
-        scale = float(_squared_distances(g).max()) ** 0.5
+        scale = _spread(_squared_distances(g))
         for _ in range(_STEPS if scale else 0):
             squares = g.diagonal() - 2 * (g @ shares) + shares @ g @ shares
             new = 1 / squares.clamp_min(0).sqrt().clamp_min(_TOLERANCE * scale)
@@ -190,6 +190,17 @@ def _by_coordinate(vectors: ClientVectors, cut: int) -> tuple[Tensor, Tensor]:
         found[at] = middle.double().mean(1)
         kept += ((block >= middle[:, 0]) & (block <= middle[:, -1])).double().sum(1)
     return found, kept / max(1, vectors.length)
+
+
+def _spread(squares: Tensor) -> float:
+    """Return the least median distance of a vector to all; if that is 0, the least above 0.
+
+    `squares` [n, n] are the squared distances. Less than half of the clients cannot enlarge it.
+    """
+    found = float(squares.median(1).values.min())
+    if not found and squares.any():
+        found = float(squares[squares > 0].min())
+    return math.sqrt(found)
 
 
 def _squared_distances(g: Tensor) -> Tensor:

@@ -212,6 +212,13 @@ class RecordedCounts(Sum):
         """Begin a sum."""
         return _Recording(super().start(cohort), self.counts)
 
+    def fault(self, client: int, part: Tree, weight: float) -> str | None:
+        """Return why these counts must be rejected; None if they are valid."""
+        reason = super().fault(client, part, weight)
+        if reason is None and (part < 0).any():
+            return f"{COUNTS} holds {part.min().item():.3g}, expected 0 or more"
+        return reason
+
 
 class _Recording:
     def __init__(self, exact: Accumulator, counts: dict[int, Tensor]) -> None:

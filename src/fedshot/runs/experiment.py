@@ -359,8 +359,6 @@ class Experiment:
         )  # fmt: skip
         if self.liars is not None:
             self.liars.check_changed()
-        if self._aggregation is not None:
-            trust.append(self.folder, self.round, self._liars_in(self.round), measured)
         return self._close(record, time.perf_counter() - start)
 
     def _liars_in(self, round: int) -> frozenset[int]:
@@ -401,6 +399,8 @@ class Experiment:
         )
         if self._lock is not None:
             self._lock.check()  # so that no two processes write to one folder
+        if self._aggregation is not None and round:
+            trust.append(self.folder, round, self._liars_in(round), self._aggregation.measured)
         self.recorder.append(done)
         if due or round == self.best_round or (validation and self._keep_validated):
             self._save()
