@@ -58,7 +58,7 @@ def test_its_file_is_a_command_line_that_knows_it(
     assert done.returncode == 0, done.stderr
     assert "fl_proto_momentum: " in done.stdout
     assert main(["resume", str(tmp_path / "runs" / "mine")]) == 2
-    assert "To use a method of your own, register it" in capsys.readouterr().err
+    assert "One of your own is known to the program that registers it" in capsys.readouterr().err
     made = json.loads((tmp_path / "runs" / "mine" / "environment.json").read_text("utf-8"))
     digest = hashlib.sha256(FILE.read_bytes()).hexdigest()
     assert made["method_file"] == f"fl_proto_momentum.py {digest}"
