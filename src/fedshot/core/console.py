@@ -65,7 +65,7 @@ def tell(text: str) -> None:
     _write(sys.stderr, text)
 
 
-class _Told(logging.Handler):
+class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         tell(record.getMessage())
 
@@ -73,7 +73,7 @@ class _Told(logging.Handler):
 @contextlib.contextmanager
 def log_shown() -> Iterator[None]:
     """Print on stderr what fedshot logs in this context, such as the progress of an encoder."""
-    log, handler = logging.getLogger("fedshot"), _Told()
+    log, handler = logging.getLogger("fedshot"), _StderrHandler()
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
