@@ -15,7 +15,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # torch is imported by what needs it: xdist reads this file once more, in a process without tests.
 
 # Promises are of bits, so a failing example must fail again: the examples are the same each time.
-settings.register_profile("fedshot", deadline=None, derandomize=True, database=None)
+settings.register_profile(
+    "fedshot", max_examples=30, deadline=None, derandomize=True, database=None
+)
 settings.load_profile("fedshot")
 
 

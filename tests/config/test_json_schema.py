@@ -42,6 +42,7 @@ def test_the_examples_are_of_the_schema(path: Path, validator: Draft202012Valida
     validator.validate(load(path))
 
 
+@pytest.mark.slow
 def test_the_cells_of_the_recipes_are_of_the_schema(validator: Draft202012Validator) -> None:
     for name in names(ROOT / "results"):
         one = recipe(name, ROOT / "results")

@@ -76,7 +76,7 @@ def test_a_file_is_let_go_before_its_tensors_are_copied_and_each_tensor_after(
     assert steps[:5] == ["file gone", "copy", "tensor gone", "copy", "tensor gone"]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     hnp.arrays(
         st.sampled_from(["f4", "f8", "f2", "i8", "i4", "u1", "?"]),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fedshot as fs
+from covering import slow
 from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError, DataError, InputError
 from fedshot.data.dataset import Dataset
@@ -83,7 +84,7 @@ def test_a_perceptron_without_layers_gives_the_features_themselves() -> None:
         Model(Conv4(), None, (D,))
 
 
-@pytest.mark.parametrize("method", ["fedncm", "fl_proto", "fedfsl_naive", "fedavg_probe"])
+@pytest.mark.parametrize("method", ["fl_proto", *slow("fedncm", "fedfsl_naive", "fedavg_probe")])
 def test_methods_train_on_features_and_their_runs_are_used(method: str, tmp_path: Path) -> None:
     model: dict[str, Any] = {"backbone": {"name": "mlp", "hidden": [8]}}
     if method == "fedncm":

@@ -167,7 +167,7 @@ def test_three_nodes_equal_one_machine(tmp_path: Path) -> None:
     assert_as_alone(Run(on(net)).play(4), net, tmp_path / "alone")
 
 
-@pytest.mark.parametrize("kind", [Sequential, Vectorised])
+@pytest.mark.parametrize("kind", [Sequential, *slow(Vectorised)])
 def test_an_error_in_the_work_of_one_client_loses_this_client_only(
     tmp_path: Path, kind: type[Sequential], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +216,7 @@ def test_a_node_that_fails_for_two_rounds_is_lost_for_them_and_comes_back(
     assert_as_alone(run, net, tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_takes_up_what_it_wrote_and_drops_what_did_not_count(
     tmp_path: Path,
 ) -> None:
@@ -244,6 +245,7 @@ def test_a_server_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> 
     assert_as_alone(run, net, tmp_path / "five")
 
 
+@pytest.mark.slow
 def test_a_node_that_was_away_when_the_run_was_resumed_goes_back_when_it_comes(
     tmp_path: Path,
 ) -> None:

@@ -193,7 +193,7 @@ names = st.sampled_from(["id", "forms", "form_of", "sizes", "results", "done", "
 
 
 @given(st.dictionaries(names, json_values), st.binary(max_size=60) | st.none())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 def test_no_head_and_no_block_ends_a_run(head: dict[str, Any], block: bytes | None) -> None:
     more = {} if block is None else {"rest": block}
     found = asked(Office({2: texts(head, **more), 3: replying(honest)}))
@@ -202,7 +202,7 @@ def test_no_head_and_no_block_ends_a_run(head: dict[str, Any], block: bytes | No
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 def test_no_objects_end_a_run(data: st.DataObject) -> None:
     """Any object of a reply is replaced by noise, by another, or by a half of itself."""
     office = Office({2: replying(honest), 3: replying(honest)})

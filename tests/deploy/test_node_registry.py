@@ -246,6 +246,7 @@ def test_seconds_that_are_none_are_not_counted(seconds: Any) -> None:
     assert not found.nodes["a"].orders
 
 
+@pytest.mark.slow
 def test_orders_for_a_node_that_is_away_do_not_pile_up(tmp_path: Path) -> None:
     net = Net(tmp_path)
     fleet = on(net)
@@ -376,7 +377,7 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["results", "forms", "form_of"]), json_values))
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 def test_no_head_of_a_reply_ends_an_exchange(head: dict[str, Any]) -> None:
     found, _, said = judged(head, {"c0": block()})
     assert [arrival.client for arrival in found] == [0, 1]

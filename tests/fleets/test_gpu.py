@@ -125,7 +125,7 @@ def small(method: Any) -> Method[Any]:
 
 
 # One of each kind of client function; the other methods are slow tests.
-QUICK = ("fl_proto", "fedfsl_mi_adv", "f2l", "frl", "pfedfsl", "fedncm", "fedproto", "fedmeta")
+QUICK = ("fl_proto", "f2l", "frl", "fedncm")
 FIRST_FORMS = {type(method): name for name, method in reversed(METHODS.items())}.values()
 CASES = [
     pytest.param(name, fleet, id=f"{name}-{fleet}", marks=[] if quick else pytest.mark.slow)

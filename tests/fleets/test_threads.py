@@ -129,6 +129,7 @@ def test_an_error_in_work_of_the_server_ends_the_rest_of_it(
     assert len(begun) <= 5, "items were begun after the error"
 
 
+@pytest.mark.slow
 def test_steps_that_fill_the_machine_get_all_its_cores_by_a_rule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

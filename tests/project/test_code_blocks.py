@@ -36,11 +36,14 @@ SECTIONS = {".".join(path.split(".")[:i]) for path in PATHS for i in (1, 2, 3)}
 
 
 # What makes the trainings of a page short, and their tests.
-FEW = 'test={"episodes": 20, "validation_episodes": 20}, run={"rounds": '
+TEST = 'test={"episodes": 20, "validation_episodes": 20}, '
+FEW = TEST + 'run={"rounds": '
 SHORTER = {
     "start": {'run={"rounds": 20': FEW + "1", '"lr": 0.01}': '"lr": 0.01}, "local_steps": 1'},
     "features": {'run={"rounds": 1': FEW + "1"},
     "api": {"rounds=5": "rounds=1", "rounds=8": "rounds=2", "rounds=9": "rounds=3"},
+    "own-network": {"rounds=5": TEST + "rounds=1", "rounds=6": "rounds=2"},
+    "encoder": {"rounds=1,": TEST + "rounds=1,"},
 }
 
 

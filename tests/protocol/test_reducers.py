@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshot.core import tree
@@ -84,7 +84,6 @@ def test_a_sum_of_whole_numbers_is_exact(rows: list[list[int]]) -> None:
     assert result.tolist() == [sum(column) for column in zip(*rows, strict=True)]
 
 
-@settings(max_examples=60)
 @given(REPLIES, st.data())
 @pytest.mark.parametrize("kind", [Mean, Sum])
 def test_any_order_gives_the_same_bits(kind: Any, replies: Replies, data: st.DataObject) -> None:

@@ -132,6 +132,7 @@ def test_the_page_links_to_the_figure_where_there_is_one(tmp_path: Path) -> None
     assert "FL-Proto" in written[0].read_text()
 
 
+@pytest.mark.slow
 def test_an_axis_shows_methods_that_exchange_a_hundredth_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +148,7 @@ def test_an_axis_shows_methods_that_exchange_a_hundredth_of_others(
         assert axes.get_xlim()[0] == 0
 
 
+@pytest.mark.slow
 def test_curves_against_rounds_count_every_exchange(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

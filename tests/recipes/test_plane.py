@@ -71,6 +71,7 @@ def test_other_models_have_no_plane(tmp_path: Path, changes: dict[str, Any]) -> 
     assert plane(trained(tmp_path / "run", **changes), [0.0] * 5) == {}
 
 
+@pytest.mark.slow
 def test_the_figure_names_the_method_its_accuracy_and_every_class(run: Experiment) -> None:
     score = run.result().to_json()
     recipe = load("fedfsl-fig6")

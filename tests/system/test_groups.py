@@ -38,6 +38,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_start_is_tested_after_another_number_of_rounds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_method_without_rounds_says_so(
     assert "frl_frozen does not train during the test" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_all_methods_of_a_table_sit_the_same_groups(tmp_path: Path) -> None:
     digests = set()
     for name, options in {

@@ -153,6 +153,7 @@ def test_groups_are_refused_where_support_and_queries_could_share_them(
         kind_of(plain.dataset)
 
 
+@pytest.mark.slow
 def test_both_are_off_unless_a_recipe_is_about_them() -> None:
     assert not_honest(Config.of(SMALL).settings) == []
     for name in names():

@@ -218,9 +218,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(("part", "code", "ends"), [
-    ("clients/", errno.EIO, 75), ("clients/", errno.ESTALE, 75), ("clients/", errno.EMFILE, 75),
-    ("clients/", errno.EACCES, 2), ("checkpoints/", errno.EIO, 75), ("config.yaml", errno.EIO, 75),
-    ("metrics.jsonl", errno.EIO, 75),
+    ("clients/", errno.ESTALE, 75), ("clients/", errno.EACCES, 2), ("checkpoints/", errno.EIO, 75),
+    pytest.param("config.yaml", errno.EIO, 75, marks=pytest.mark.slow),
+    pytest.param("metrics.jsonl", errno.EIO, 75, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_disk_that_fails_while_it_is_read_is_told_and_resume_goes_on(
     tmp_path: Path, whole: str, part: str, code: int, ends: int,

@@ -132,6 +132,7 @@ def letters(text: str) -> str:
     return "".join(text.split())
 
 
+@pytest.mark.slow
 def test_without_momentum_it_is_fl_proto(tmp_path: Path) -> None:
     ours = FLProtoMomentum(DOUBLE, EPISODE, momentum=0.0, local_steps=2)
     theirs = FLProto(DOUBLE, EPISODE, local_steps=2)

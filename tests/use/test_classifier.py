@@ -63,7 +63,7 @@ def score_of(classifier: FewShotClassifier, episodic_test: EpisodicTest, episode
 
 
 @pytest.mark.parametrize(
-    "name", ["prototypes, conv", "probe", "maml", *slow("prototypes", "maml, conv")]
+    "name", ["prototypes, conv", *slow("probe", "maml", "prototypes", "maml, conv")]
 )
 def test_score_is_the_runs_own_test_accuracy(name: str, tmp_path: Path) -> None:
     made = finished(tmp_path / "run", *METHODS[name], {"run": {"rounds": 2}})
@@ -78,6 +78,7 @@ def test_the_round_that_validation_chose_answers(run: Experiment) -> None:
     assert classifier._run.round == run.best_round
 
 
+@pytest.mark.slow
 def test_a_client_answers_with_its_own_model(tmp_path: Path) -> None:
     made = finished(tmp_path / "run", {"run": {"rounds": 3, "cohort": 6}})
     result, episodic_test = made.result(), made.prepared.test

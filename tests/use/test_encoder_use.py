@@ -63,6 +63,7 @@ def test_an_exported_program_holds_the_frozen_module(hidden: list[int], tmp_path
     assert "the frozen encoder is in the program" in card
 
 
+@pytest.mark.slow
 def test_another_frozen_module_is_another_export(tmp_path: Path) -> None:
     for seed in (0, 1):
         out = tmp_path / str(seed)

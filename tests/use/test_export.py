@@ -223,6 +223,7 @@ def test_the_card_tells_what_the_run_measured(tmp_path: Path) -> None:
     assert str(tmp_path) not in card
 
 
+@pytest.mark.slow
 def test_a_program_is_compared_with_the_runs_own_encoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

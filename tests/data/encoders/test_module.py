@@ -205,6 +205,7 @@ def test_another_encoder_is_refused_with_both_hashes(tmp_path: Path) -> None:
         fs.FewShotClassifier(tmp_path).fit(Digits().load(None).pixels[:4], [0, 0, 1, 1])
 
 
+@pytest.mark.slow
 def test_a_change_of_the_cache_or_none_does_not_matter_to_a_resumed_run(tmp_path: Path) -> None:
     fs.train(SMALL, encoder=conv4(), out=tmp_path, progress=False)
     settings = {"model.encoder": {"name": "module", "cache": False}, "run.rounds": 2}

@@ -198,6 +198,7 @@ def test_more_clients_than_users_are_refused():
         deal(Users(8), made([10] * 7, users=True))
 
 
+@pytest.mark.slow
 def test_ten_thousand_clients_take_no_more_than_their_row_numbers():
     dataset = made([1000] * 100)
     for options in (Iid(10_000), Dirichlet(10_000, redraws=5), Shards(10_000)):

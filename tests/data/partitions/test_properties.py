@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from covering import slow
 from fedshot.core.errors import DataError
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset
@@ -68,10 +69,10 @@ def test_dirichlet_covers_exactly_whatever_alpha(pool, alpha, cap, seed):
 
 
 @pytest.mark.parametrize("options", [
-    Dirichlet(10, alpha=10.0, redraws=0),
+    *slow(Dirichlet(10, alpha=10.0, redraws=0)),
     Dirichlet(10, alpha=1e12, redraws=0),  # nearly even: two images each
     Dirichlet(10, alpha=0.1, redraws=0),
-    Clusters(10, clusters=1, way=1000, shot=2, alpha=10.0),
+    *slow(Clusters(10, clusters=1, way=1000, shot=2, alpha=10.0)),
 ])  # fmt: skip
 def test_dirichlet_gives_every_client_the_same_in_the_mean(options):
     dataset = made([20 if isinstance(options, Dirichlet) else 60] * 1000)

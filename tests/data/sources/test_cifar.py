@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -303,7 +303,6 @@ def archive(suffix: str) -> bytes:
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".tar.gz", ".tar"])
-@settings(max_examples=60)
 @given(place=st.integers(0, 10_000), harm=st.binary(max_size=12), cut=st.booleans())
 def test_a_corrupted_archive_is_read_or_a_data_error(tmp_path_factory, suffix, place, harm, cut):
     whole = archive(suffix)
@@ -422,14 +421,12 @@ def test_one_long_file_name_does_not_make_all_of_them_long(tmp_path):
 VALID = batch(image(0, 0)[None, :4, :4].repeat(8, 1).repeat(8, 2), "fine_labels", [3], ["a.png"])
 
 
-@settings(max_examples=60)
 @given(st.binary(max_size=60))
 def test_random_bytes_as_a_pickle_are_a_data_error(data):
     with contextlib.suppress(DataError):
         pickled.read(b"\x80\x02" + data, "x")
 
 
-@settings(max_examples=60)
 @given(st.integers(0, len(VALID) - 1), st.integers(0, 255), st.booleans())
 def test_a_corrupted_pickle_is_read_or_a_data_error(place, value, cut):
     place = place % 250 if not cut else place  # the instructions, rather than the pixels

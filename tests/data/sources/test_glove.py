@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedshot.core.errors import DataError, FedshotError
@@ -176,7 +176,6 @@ def test_options_and_texts_that_make_no_sense_are_refused(file, texts, options, 
         embed(texts, file, **options)
 
 
-@settings(max_examples=60)
 @example(data=gzip.compress(LINES, mtime=0), at=12, bit=3)
 @given(
     st.one_of(st.binary(max_size=200), st.just(LINES), st.just(gzip.compress(LINES, mtime=0))),

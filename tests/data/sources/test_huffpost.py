@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshot.core.errors import DataError
@@ -74,7 +74,6 @@ def test_a_missing_file_or_folder_is_named(home):
         HuffPost().load(None)
 
 
-@settings(max_examples=60)
 @given(st.binary(max_size=80), st.integers(0, 60), st.integers(0, 255))
 def test_damaged_bytes_are_read_or_refused(tmp_path_factory, data, at, bit):
     path = tmp_path_factory.getbasetemp() / "fuzz.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -151,7 +151,6 @@ def test_missing_classes_and_images_are_told(tmp_path):
         MiniImageNet(size=SIDE).load(tmp_path)
 
 
-@settings(max_examples=40)
 @given(st.text(CHARACTERS, max_size=80))
 def test_a_random_csv_is_read_or_a_data_error(text):
     with contextlib.suppress(DataError):
@@ -163,6 +162,7 @@ def test_a_random_csv_is_read_or_a_data_error(text):
 ALL = sorted(w for part in TIERED.values() for w in part)
 
 
+@pytest.mark.slow
 def test_tiered_classes_are_found_at_any_depth_and_split_as_published(tmp_path):
     files = {f"{w}/{w}_1.JPEG": picture(i) for i, w in enumerate(ALL)}
     write_zip(tmp_path / "1" / "tieredimagenet" / "a.zip", files)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshot.core.errors import DataError
@@ -108,7 +108,6 @@ def test_a_damaged_idx_file_is_refused(tmp_path, data, said):
 WHOLE = {False: idx(X[:2]), True: gzip.compress(idx(X[:2]), mtime=0)}
 
 
-@settings(max_examples=60)
 @given(st.booleans(), st.integers(0, 10_000), st.binary(max_size=8))
 def test_a_corrupted_idx_file_is_read_or_a_data_error(tmp_path_factory, zipped, place, harm):
     whole = WHOLE[zipped]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshot.core.errors import ConfigError, DataError
@@ -152,7 +152,6 @@ def test_what_is_missing_or_cut_off_is_named(home):
         News20().load(None)
 
 
-@settings(max_examples=60)
 @given(
     st.one_of(st.none(), st.binary(max_size=300)),
     st.booleans(),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshot.core.errors import DataError
@@ -184,7 +184,6 @@ def test_json_that_leaf_did_not_write_is_refused_without_quoting_it(home, conten
         shown = None if shown.__suppress_context__ and not shown.__cause__ else shown.__cause__
 
 
-@settings(max_examples=60)
 @given(st.binary(max_size=120), st.integers(0, 400), st.integers(0, 255), st.booleans())
 def test_damaged_bytes_are_read_or_refused(tmp_path_factory, data, at, bit, as_json):
     path = tmp_path_factory.getbasetemp() / ("fuzz.json" if as_json else "fuzz.csv")

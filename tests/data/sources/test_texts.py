@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshot.config.load import Config
@@ -232,7 +232,6 @@ def test_an_image_backbone_is_refused_before_the_first_round(tmp_path, vectors):
         PreparedRun(config)
 
 
-@settings(max_examples=60)
 @given(
     st.one_of(
         st.binary(max_size=120), st.just(CSV.encode()), st.just(json.dumps(ROWS[0]).encode())

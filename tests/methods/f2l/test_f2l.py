@@ -104,7 +104,7 @@ def test_local_steps_are_the_equations_in_torch(name: str, backbone: str, tmp_pa
         oracle.receive(at.phi, at.stats)
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize("weighting", ["examples", *slow("uniform")])
 @unequal_clients
 def test_a_round_is_the_mean_of_the_clients(
     weighting: Any, images: tuple[int, ...], tmp_path: Path
@@ -274,6 +274,7 @@ def answers(run: Run, eval_episodes: Any = None) -> list[Any]:
     return run.method.evaluate(run.server, clients, asked, Key(7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("backbone", ["mlp", "conv4"])
 def test_task_u_is_answered_by_client_u_mod_k(backbone: str, many: bool, tmp_path: Path) -> None:

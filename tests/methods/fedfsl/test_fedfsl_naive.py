@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from covering import slow
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -108,7 +109,7 @@ def client_update(m: FedFSLNaive, w: Tree, steps: Any) -> Tree:
 @pytest.mark.parametrize(
     "opt", [Optimizer("adam", 0.01), Optimizer("sgd", 0.1, momentum=0.9)], ids=str
 )
-@pytest.mark.parametrize("inner_steps", [1, 3])
+@pytest.mark.parametrize("inner_steps", [*slow(1), 3])
 def test_two_rounds_equal_algorithm_1(opt: Optimizer, inner_steps: int, tmp_path: Path) -> None:
     m = method(inner=InnerLoop(0.1, inner_steps), episodes_per_step=2, optimizer=opt)
     h = host(m, tmp_path, 3)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import slow
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -79,7 +80,7 @@ def test_an_episode_is_the_algorithm_of_the_paper(variant: Any, by: Any, tmp_pat
         ({"mode": "strict"}, False, True),
         ({"mode": "paper", "gamma": 0.3}, True, False),
         ({"loss": "literal", "inner_lr": 0.005, "refresh": False}, False, False),
-        ({"inner_rounds": 0}, False, True),
+        pytest.param({"inner_rounds": 0}, False, True, marks=pytest.mark.slow),
         ({"inner_rounds": 3, "gamma": 4.0}, False, True),
     ],
 )
@@ -289,8 +290,7 @@ def test_the_step_is_slower_after_so_many_communication_rounds(tmp_path: Path) -
 @pytest.mark.parametrize(
     "options",
     [
-        {"variant": "linear"},
-        {"variant": "proto", "refresh": False},
+        *slow({"variant": "linear"}, {"variant": "proto", "refresh": False}),
         {"variant": "gpal", "refresh": True, "gamma": 0.7},
         {"variant": "gpal", "refresh": False, "local_steps": 2, "prototypes": "shrunk"},
     ],

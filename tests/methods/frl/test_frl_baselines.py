@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from covering import slow
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -356,7 +357,7 @@ def test_what_one_shot_cannot_do_is_refused(options: dict[str, Any], text: str) 
 
 
 # ------------------------------------------------------------------------- personalised
-@pytest.mark.parametrize("variant", ["linear", "proto"])
+@pytest.mark.parametrize("variant", ["linear", *slow("proto")])
 def test_personal_training_is_its_definition(variant: Any, tmp_path: Path) -> None:
     m = FRLPersonal(CONV, SPEC, BASE, redealt=True, variant=variant, inner_lr=0.02, optimizer=SGD)
     run = Run(m, tmp_path, "iid")

@@ -314,6 +314,7 @@ def test_pfedme_moves_towards_the_proximal_points(tmp_path: Path) -> None:
             assert_close(group.private(k)["model"], points[k])
 
 
+@pytest.mark.slow
 def test_pfedme_moves_its_running_statistics_as_far_as_its_weights(tmp_path: Path) -> None:
     running = replace(CONV, norm_policy="running")
     start, half, whole, beyond = (

@@ -116,8 +116,8 @@ def sample(group: Group, k: int = 1) -> Batch:
         # Own models start with biases of 0; rounding would decide the sign that a penalty follows.
         pytest.param({"mode": "paper", "iota": 0.0}, "with", "with", marks=pytest.mark.slow),
         pytest.param({"own_sample": "with"}, "with", "without", marks=pytest.mark.slow),
-        ({"weigh_by": "loss"}, "without", "with"),
-        ({"l1": "proximal"}, "without", "without"),
+        pytest.param({"weigh_by": "loss"}, "without", "with", marks=pytest.mark.slow),
+        pytest.param({"l1": "proximal"}, "without", "without", marks=pytest.mark.slow),
     ],
 )
 def test_two_rounds_are_those_written_out(
@@ -532,6 +532,7 @@ def test_a_run_that_was_stopped_ends_in_the_same_bits(tmp_path: Path) -> None:
     assert len(expected.clients) == 6
 
 
+@pytest.mark.slow
 def test_the_features_of_a_client_are_those_of_its_training_and_test_images(tmp_path: Path) -> None:
     run = finished(tmp_path / "run", OWN)
     client, data = run.prepared.clients[2], run.prepared.dataset
