@@ -93,10 +93,17 @@ def test_a_method_gives_its_bits_or_is_refused_as_the_page_says(case: str, tmp_p
     assert_same(trained(case, REFERENCE, tmp_path / "secure", secure=True), plain)
 
 
+def marks(named: str, stage: str, n: int) -> list[pytest.MarkDecorator]:
+    """Return the marks of a loss: one is quick, and losses of one client are exhaustive."""
+    if (named, stage, n) == QUICK:
+        return []
+    return [pytest.mark.slow, *([pytest.mark.exhaustive] if n == 1 else [])]
+
+
 @pytest.mark.parametrize(
     ("named", "stage", "n_lost"),
     [
-        pytest.param(named, stage, n, marks=() if (named, stage, n) == QUICK else pytest.mark.slow)
+        pytest.param(named, stage, n, marks=marks(named, stage, n))
         for named in LOSING
         for stage in (KEYS, SHARES, WORK, UNMASK)
         for n in VICTIMS
@@ -117,7 +124,7 @@ def test_whoever_is_lost_the_bits_are_those_of_the_plain_run(
 @pytest.mark.slow
 @pytest.mark.parametrize("named", ["fl_proto", "f2l", "frl", "fedncm"])
 @pytest.mark.parametrize("where", [THREADS, VECTORISED, FLOWER], ids=lambda where: where.name)
-@pytest.mark.parametrize("stage", [WORK, UNMASK])
+@pytest.mark.parametrize("stage", [WORK, pytest.param(UNMASK, marks=pytest.mark.exhaustive)])
 def test_every_fleet_gives_its_bits(
     named: str, where: FleetCase, stage: str, tmp_path: Path
 ) -> None:
