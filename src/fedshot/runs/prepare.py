@@ -524,9 +524,10 @@ def _check_combination(config: Config) -> None:
         }.items()
         if used
     ]
-    if len(chosen) > 1 and chosen != ["attack", "aggregate"]:
+    together = (["run.secure_sums", "privacy"], ["attack", "aggregate"])
+    if len(chosen) > 1 and chosen not in together:
         raise ConfigError(
-            f"{chosen[0]} and {chosen[1]} are both set. Secure sums hide single uploads, and "
-            "privacy, attacks and robust aggregation need them. Of these only attack and aggregate "
-            "go together. Remove one."
+            f"{chosen[0]} and {chosen[-1]} are both set. Secure sums hide single uploads, which "
+            "attacks and robust aggregation need, and privacy clips them. Only run.secure_sums and "
+            "privacy go together, and attack and aggregate. Remove one."
         )

@@ -50,11 +50,13 @@ from fedshot.fleets.host import Host
 from fedshot.fleets.liars import Liars
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
+from fedshot.privacy.secure_sums.client_noise import ClientNoise
 from fedshot.privacy.secure_sums.masking_clients import STEPS, MaskingClients
 from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Fault, Masking, PerClient
 from fedshot.protocol.method import Method
 from fedshot.protocol.reducers import Gather, Mean, Reducer, Sum
 from fedshot.runs.experiment import MAY_CHANGE, fleet_for
+from fedshot.runs.private_runs import client_noise
 from fedshot.runs.recorder import environment
 
 _SET_ASIDE = "before-"  # prefix of set-aside folders, "before-<last committed round>-<session>"
@@ -83,15 +85,17 @@ class ClientRuntime:
         folder: where life.json is kept.
         run: options of the run, with the threads and the device of this node.
         tell: logs errors of single clients.
+        noise: how clients clip and what noise they add in secure sums; None for neither.
     """
 
     def __init__(
         self, method: Method[Any], fleet: Sequential, clients: Collection[int], folder: Path, *,
         run: RunOptions = _ONE_THREAD, tell: Callable[[str], None] = print,
+        noise: ClientNoise | None = None,
     ) -> None:  # fmt: skip
         self._method, self._store, self._clients = method, fleet.host.store, frozenset(clients)
         self._fleet, self._folder, self._run, self._tell = fleet, folder, run, tell
-        self._masking = MaskingClients(fleet)
+        self._masking = MaskingClients(fleet, noise=noise)
         self._session, self._done = 0, 0
         self._sealed: Seal = NO_SEAL
         if (path := folder / "life.json").exists():
@@ -127,7 +131,8 @@ class ClientRuntime:
             keep_freed_memory()
         run = replace(config.run, threads=config.run.threads or 1, workers=None, device=device)
         fleet = fleet_for(host, run, workers)
-        return cls(method, fleet, data.clients, folder, run=run, tell=tell)
+        noise = client_noise(config, setup.clients, secret=True)
+        return cls(method, fleet, data.clients, folder, run=run, tell=tell, noise=noise)
 
     def start_session(self, session: int, base: Seal) -> None:
         """Begin a session from the committed states `base`, or continue the current session.

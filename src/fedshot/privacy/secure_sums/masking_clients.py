@@ -25,6 +25,7 @@ from fedshot.privacy.secure_sums.ciphers import (
     private_key,
     public_key,
 )
+from fedshot.privacy.secure_sums.client_noise import ClientNoise
 from fedshot.privacy.secure_sums.masks import (
     context_of,
     pair_key,
@@ -39,9 +40,15 @@ from fedshot.privacy.secure_sums.neighbourhoods import MIN_CLIENTS
 from fedshot.privacy.secure_sums.ring import encode, to_bytes
 from fedshot.privacy.secure_sums.shamir import SECRET_BYTES, SHARE_BYTES, split
 from fedshot.protocol.exchange import MASKED, Arrival, Exchange, Fault, Fleet, Masking, Reply
+from fedshot.protocol.reducers import NOT_FINITE, TOO_LARGE
 
 KEYS, SHARES, UNMASK = STEPS = ("advertise_keys", "share_secrets", "unmask")
 """Names of the steps that precede and follow the masked uploads."""
+
+_HIDDEN = (
+    f"its reply {NOT_FINITE}, or {TOO_LARGE} the exchange, or has another form; with noise by the "
+    "clients the server is not told which"
+)
 
 RandomBytes = Callable[[int], bytes]
 """Returns n random bytes."""
@@ -83,13 +90,17 @@ class MaskingClients(Wrapper):
     Args:
         fleet: runs the clients.
         random_bytes: returns a client's source of random bytes for a step of an exchange.
+        noise: how clients clip and what noise they add; None for neither.
     """
 
     def __init__(
-        self, fleet: Fleet, random_bytes: Callable[[Key], RandomBytes] = of_the_system
+        self,
+        fleet: Fleet,
+        random_bytes: Callable[[Key], RandomBytes] = of_the_system,
+        noise: ClientNoise | None = None,
     ) -> None:
         super().__init__(fleet)
-        self._random_bytes = random_bytes
+        self._random_bytes, self._noise = random_bytes, noise
         self._secrets: dict[int, _Secrets] = {}
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
@@ -111,7 +122,7 @@ class MaskingClients(Wrapper):
         if reply is None or exchange.masking is None:
             return arrival
         if reason := fault(_unmasked(exchange, exchange.masking), client, reply):
-            return Arrival(client, None, Fault("refused", reason))
+            return Arrival(client, None, Fault("refused", _HIDDEN if self._noise else reason))
         try:
             up = self._mask(exchange, exchange.masking, client, reply)
         except (_RefusedError, ValueError) as error:
@@ -173,7 +184,14 @@ class MaskingClients(Wrapper):
         if len(others) + 1 < max(own.threshold, MIN_CLIENTS):
             raise _RefusedError(f"{len(others)} of its {len(own.pair_keys)} neighbours are left")
         own.masked_with = others
-        element = encode(masking.reduce, masking.cohort, reply)
+        if self._noise is None:
+            element = encode(masking.reduce, masking.cohort, reply)
+        else:
+            sums, reply = self._noise.sums(masking.reduce), self._noise.contribution(reply)
+            element = encode(sums, self._noise.population, reply)
+            element.vector += self._noise.share(
+                masking.reduce, masking.cohort, exchange.client_key(client)
+            )
         element.add_mask(self_mask(own.self_seed, own.context, element.nbytes), 1)
         private = pair_key(own.pair_seed, own.context)
         for other in others:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedshot.core.tree import Tree
 from fedshot.privacy.secure_sums.ciphers import KEY_BYTES, TAG_BYTES
+from fedshot.privacy.secure_sums.client_noise import ClientNoise
 from fedshot.privacy.secure_sums.masking_clients import KEYS, SHARES, UNMASK
 from fedshot.privacy.secure_sums.masks import (
     context_of,
@@ -56,10 +57,12 @@ class SecureSums:
     Args:
         threshold: share of a cohort, above 1/2, that must be left at each step. So many clients
             together can recover secrets of others.
+        noise: the noise that clients add; None for none. With noise, the outcome's parts are sums
+            in float64.
     """
 
-    def __init__(self, threshold: float) -> None:
-        self.threshold = threshold
+    def __init__(self, threshold: float, noise: ClientNoise | None = None) -> None:
+        self.threshold, self.noise = threshold, noise
 
     def __call__(self, fleet: Fleet, exchange: Exchange) -> Outcome:
         """Return the outcome. Raises ConfigError if the exchange does not only add replies."""
@@ -68,7 +71,7 @@ class SecureSums:
         for name, reducer in exchange.reduce.items():
             if not isinstance(reducer, Mean | Sum):
                 raise needs_each(exchange.work.method.name, exchange.work.name, name)
-        return _OneSum(fleet, exchange, self.threshold).outcome()
+        return _OneSum(fleet, exchange, self.threshold, self.noise).outcome()
 
 
 class _LostError(Exception):
@@ -78,7 +81,12 @@ class _LostError(Exception):
 class _OneSum:
     """The secure sum of one exchange."""
 
-    def __init__(self, fleet: Fleet, exchange: Exchange, threshold: float) -> None:
+    def __init__(
+        self, fleet: Fleet, exchange: Exchange, threshold: float, noise: ClientNoise | None
+    ) -> None:
+        self.sums, self.scale = exchange.reduce, len(exchange.to)
+        if noise is not None:
+            self.sums, self.scale = noise.sums(exchange.reduce), noise.population
         self.fleet, self.exchange, self.threshold = fleet, exchange, threshold
         self.context, self.faults = context_of(exchange), dict[int, Fault]()
         self.least = needed(threshold, len(exchange.to))
@@ -100,11 +108,8 @@ class _OneSum:
         )
         total, metrics, clients = self._masked(sent)
         self._remove_masks(total, sent, clients)
-        exchange = self.exchange
         try:
-            parts, weight, means = decode(
-                exchange.reduce, len(exchange.to), metrics, total, len(clients)
-            )
+            parts, weight, means = decode(self.sums, self.scale, metrics, total, len(clients))
         except ValueError as error:
             raise _LostError(str(error)) from None
         return Outcome(
