@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,14 @@ def summed(
     mechanism: Mechanism,
     parts: Mapping[int, Mapping[str, Tensor]],
     reduce: Mapping[str, Reducer],
-    lost: set[int] = set(),
+    lost: Collection[int] = (),
     key: Key = KEY,
 ) -> Outcome:
     noise = ClientNoise(mechanism, THRESHOLD, N)
     fleet: Fleet = MaskingClients(Replies(parts), simulated, noise)  # type: ignore[arg-type]
-    fleet = Guard(Unreliable(fleet, lambda one, c: "drop" if c in lost else None))
+    fleet = Guard(
+        Unreliable(fleet, lambda one, c: "drop" if one.work.name == "train" and c in lost else None)
+    )
     combine = SecureSums(THRESHOLD, noise)
     clients = NoisyClients(fleet, IDS, mechanism, combine=combine)
     to = clients.sample(key)
@@ -62,9 +64,7 @@ def test_without_noise_the_sums_have_the_bits_of_clipped_plain_ones(clip: Any) -
     found = summed(Mechanism(0.0, clip), parts, reduce)
     fleet: Any = Guard(Replies(parts))  # type: ignore[arg-type]
     clients = PrivateClients(fleet, IDS, Mechanism(0.0, clip))
-    plain = clients.exchange(
-        Method().train, {}, to=clients.sample(KEY), reduce=reduce, key=KEY
-    )
+    plain = clients.exchange(Method().train, {}, to=clients.sample(KEY), reduce=reduce, key=KEY)
     assert tree.digest(dict(found.parts)) == tree.digest(dict(plain.parts))
     assert (found.accepted, found.weight, dict(found.metrics)) == (IDS, float(N), {})
     other = parts | {0: {**parts[0], "b": vector(-3, 4)}}
@@ -136,8 +136,8 @@ def test_rounded_shares_are_as_private_as_one_normal_variable() -> None:
                     formula = norm.cdf(0.5 / z - epsilon * z) - math.exp(epsilon) * norm.cdf(
                         -0.5 / z - epsilon * z
                     )
-                    assert delta <= formula + bound * math.exp(epsilon) * len(moved)
-                    assert s < 6 or delta > 0.97 * formula - 1e-15
+                    assert delta <= formula + bound * math.exp(epsilon) * len(moved) + 1e-15
+                    assert s < 6 or delta > 0.95 * formula - 1e-15  # not far below, either
 
 
 def test_more_clients_than_the_integers_have_room_for_are_refused() -> None:
@@ -165,18 +165,25 @@ PRIVATE: dict[str, Any] = {
 }
 
 
-def test_a_run_has_the_same_bits_on_every_fleet_and_counts_no_sampling(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installed")
+@pytest.mark.slow
+def test_a_run_has_the_same_bits_on_every_fleet(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
     runs = [finished(tmp_path / fleet, PRIVATE, {"run": {"fleet": fleet}})
             for fleet in ("sequential", "threads", "vectorised")]  # fmt: skip
     assert len({tree.digest(run.server) for run in runs}) == 1
-    whole = experiment(tmp_path / "whole", PRIVATE, {"run": {"cohort": None, "secure_sums": False}})
-    assert runs[0].spent["epsilon"] == whole.prepared.privacy.epsilon(2)  # type: ignore[union-attr]
     assert {part for _, _, to, part in runs[0].meter.bytes if to == "up"} >= {"masked"}
 
 
+def test_a_sampled_cohort_costs_what_all_clients_cost(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
+    sampled = experiment(tmp_path / "sampled", PRIVATE).prepared.privacy
+    central = {"run": {"secure_sums": False, "cohort": None}}
+    whole = experiment(tmp_path / "whole", PRIVATE, central).prepared.privacy
+    assert sampled.epsilon(2) == whole.epsilon(2) > 0  # type: ignore[union-attr]
+
+
 def test_example_level_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installed")
+    pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
     example = {"method": {"name": "fedncm"}, "privacy": {"name": "example", "noise": 1.0}}
     with pytest.raises(ConfigError, match=r"'example', and run.secure_sums is true: clients add"):
         experiment(tmp_path, {"run": {"secure_sums": True}, **example})

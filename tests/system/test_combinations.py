@@ -14,6 +14,7 @@ BASE = {
     "data": "digits",
     "partition": {"name": "iid", "clients": 5},
     "episode": {"way": 2, "shot": 1, "query": 1},
+    "model": {"backbone": "mlp"},
     "run": {"rounds": 1},
 }
 CHANGES = {

@@ -156,9 +156,7 @@ def planned(
             "out for the least noise that keeps to epsilon."
         )
     mechanism = replace(mechanism, noise=accountant.noise)
-    return PrivacyPlan(
-        mechanism, accountant, releases, by_client, options.epsilon, run.secure_sums
-    )
+    return PrivacyPlan(mechanism, accountant, releases, by_client, options.epsilon, run.secure_sums)
 
 
 def client_noise(config: Config, clients: int, *, secret: bool = False) -> ClientNoise | None:
