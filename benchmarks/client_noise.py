@@ -53,7 +53,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="", help="methods whose names begin so")
     options = parser.parse_args()
-    print("| accuracy, % | noise by | epsilon 8 | 3 | 1 | seconds of an exchange |\n|---|---|---|---|---|---|")
+    head = ["accuracy, %", "noise by", "epsilon 8", "3", "1", "seconds of an exchange"]
+    print("|", " | ".join(head), "|\n|---|---|---|---|---|---|", flush=True)
     for case in NAMES:
         if not case.lower().startswith(options.only.lower()):
             continue

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedshot.core.tree import Tree
 from fedshot.privacy.secure_sums.ciphers import KEY_BYTES, TAG_BYTES
@@ -100,7 +101,7 @@ class _OneSum:
             return Outcome({}, (), lost | self.faults)
 
     def _sum(self) -> Outcome:
-        self.keys = self._ask(KEYS, sorted(self.exchange.to), lambda _: _bytes(2, KEY_BYTES))
+        self.keys = self._ask(KEYS, sorted(self.exchange.to), flaw=_flaw)
         self.near = neighbourhoods(self.keys, self.exchange.key)
         length = 2 * SHARE_BYTES + TAG_BYTES
         sent = self._ask(
@@ -120,11 +121,15 @@ class _OneSum:
         self,
         step: str,
         to: Collection[int],
-        like: Callable[[int], Tree],
+        like: Callable[[int], Tree] | None = None,
         message: Callable[[int], Tree] = lambda _: {},
         faults: dict[int, Fault] | None = None,
+        flaw: Callable[[Tree], str | None] | None = None,
     ) -> dict[int, Tree]:
-        """Send each client its message of a step; return the answers, of the form `like`."""
+        """Send each client its message of a step; return the answers, of the form `like`.
+
+        `flaw` returns a further reason to reject an answer.
+        """
         got = reduce_replies(
             self.fleet,
             replace(
@@ -132,7 +137,7 @@ class _OneSum:
                 work=ClientWork(None, step),
                 down=PerClient(message),
                 to=tuple(to),
-                reduce={"answer": Gather(like, limit=None)},
+                reduce={"answer": Gather(like, limit=None, flaw=flaw)},
             ),
         )
         (self.faults if faults is None else faults).update(got.faults)
@@ -152,7 +157,7 @@ class _OneSum:
         threshold = needed(self.threshold, len(near) + 1)
         return {
             "clients": torch.tensor(near),
-            "keys": torch.stack([self.keys[c] for c in near]),
+            "keys": pad_sequence([self.keys[c] for c in near], batch_first=True),
             "threshold": torch.tensor(threshold),
         }
 
@@ -279,6 +284,14 @@ class _MaskedReplySums:
 
     def result(self) -> dict[Names, tuple[Element, list[int]]]:
         return self._sums
+
+
+def _flaw(keys: Tree) -> str | None:
+    """Return why these cannot be a client's two public keys, with or without a signature."""
+    shapes = (2, KEY_BYTES), (4, KEY_BYTES)
+    if isinstance(keys, Tensor) and keys.dtype == torch.uint8 and keys.shape in shapes:
+        return None
+    return "its keys are not 2 rows of 32 bytes, or 4 with a signature"
 
 
 def _bytes(*shape: int) -> Tensor:
