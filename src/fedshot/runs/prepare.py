@@ -345,6 +345,12 @@ class PreparedRun(FederatedDataset):
         found = [*super().notices(), *self.method.traits.warnings]
         if self.privacy is not None and self.own_tests:
             found.append("epsilon covers the training; scores of clients' own tests get no noise")
+        cohort = self.config.run.cohort or len(self.clients)
+        if self.privacy is not None and self.privacy.secure and cohort < len(self.clients):
+            found.append(
+                "with run.secure_sums the server knows who takes part, so a sampled cohort spends "
+                "as much epsilon as all clients"
+            )
         return found
 
     def episodic_test(self, options: TestOptions) -> EpisodicTest:

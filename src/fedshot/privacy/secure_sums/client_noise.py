@@ -18,8 +18,9 @@ Here s is at least 2^17, and the difference 0 for every purpose. Kairouz et al. 
 distributed discrete Gaussian mechanism for federated learning with secure aggregation", show the
 like for discrete normal noise.
 
-Range. A number of the sum is at most `population` times `largest`, plus noise, whose deviation is
-at most 1.6 times that assumed. The integers have room for 96 of the latter.
+Range. The assumed deviation is 2**30 to 2**32 units, and at least 0.1 times the largest number of
+a contribution. So 2**24 contributions add up to less than 0.16 times 2**62 units, and there is room
+for noise of 2**29 deviations. The noise of a sum has at most 1.6 times the assumed deviation.
 """
 
 from __future__ import annotations
@@ -47,7 +48,6 @@ from fedshot.protocol.reducers import Mean, Reducer, Sum
 
 MAX_POPULATION = 2**24  # of more clients, the noise of a sum could be less than 2**30 units
 _LEAST_UNITS = 2.0**30  # of the deviation of a sum's noise; at most four times as many
-_ROOM = 32  # times the number of clients: deviations of noise for which a sum has room
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ class ClientNoise:
             assert isinstance(reducer, Mean | Sum), "secure sums refuse other reducers"
             deviation = self.mechanism.deviation(name, len(reduce))
             largest = self.mechanism.largest(name, reducer.limit)
-            coarse = deviation * _LEAST_UNITS / self.population
-            limit = max(largest + _ROOM * deviation, coarse)
+            limit = max(largest, deviation * _LEAST_UNITS / self.population)
             found[name] = Sum(tree.map(_float64, reducer.like), limit)
         return found
 
