@@ -14,9 +14,9 @@ the sum of n such variables it is the n-th power of this series. For one normal 
 deviation s sqrt(n), plus n - 1 uniform ones of width 1, rounded as a whole, it is the series of
 F^n. The two differ only in products of different m, so no probability differs by more than
 4 n exp(-(pi s)^2 / 2). The second variable is computed from the result of a Gaussian mechanism.
-Here s is at least 2^17, and the difference 0 for every purpose. Kairouz et al. 2021, "The
-distributed discrete Gaussian mechanism for federated learning with secure aggregation", show the
-like for discrete normal noise.
+Here s is at least 2^18, and the difference 0 for every purpose; a normal number in float64 has 20
+bits below a unit. Kairouz et al. 2021, "The distributed discrete Gaussian mechanism for federated
+learning with secure aggregation", show the like for discrete normal noise.
 
 Range. The assumed deviation is 2**30 to 2**32 units, and at least 0.1 times the largest number of
 a contribution. So 2**24 contributions add up to less than 0.16 times 2**62 units, and there is room
