@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.unreliable import Unreliable
-from fedshot.privacy.differential import Mechanism
+from fedshot.privacy.differential import ClientLevel, Mechanism
 from fedshot.privacy.private_clients import PrivateClients
 from fedshot.privacy.secure_sums.client_noise import MAX_POPULATION, ClientNoise, NoisyClients
 from fedshot.privacy.secure_sums.masking_clients import MaskingClients, simulated
@@ -28,6 +29,7 @@ from fedshot.privacy.secure_sums.neighbourhoods import needed
 from fedshot.privacy.secure_sums.server_sum import SecureSums
 from fedshot.protocol.exchange import Fleet, Outcome
 from fedshot.protocol.reducers import Mean, Reducer, Sum
+from fedshot.runs.private_runs import client_noise
 from privacy.test_private_clients import KEY, ZEROS, Method, Replies, vector
 from system.runs import experiment, finished
 
@@ -144,6 +146,16 @@ def test_rounded_shares_are_as_private_as_one_normal_variable() -> None:
 def test_more_clients_than_the_integers_have_room_for_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"have room for 16,777,216\. Set run.secure_sums"):
         ClientNoise(Mechanism(1.0, 1.0), THRESHOLD, MAX_POPULATION + 1)
+
+
+def test_a_node_needs_the_noise_multiplier_in_the_configuration() -> None:
+    run = SimpleNamespace(secure_sums=True, secure_threshold=THRESHOLD)
+    config: Any = SimpleNamespace(run=run, privacy=ClientLevel(epsilon=8.0, clip=2.0))
+    with pytest.raises(ConfigError, match="clients add the noise, and privacy.noise is missing"):
+        client_noise(config, N)
+    config.privacy = ClientLevel(noise=0.5, clip=2.0)
+    expected = ClientNoise(Mechanism(0.5, 2.0, secret=True), THRESHOLD, N)
+    assert client_noise(config, N, secret=True) == expected
 
 
 def test_a_fault_does_not_tell_what_is_wrong() -> None:
