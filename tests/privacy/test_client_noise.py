@@ -151,7 +151,7 @@ def test_more_clients_than_the_integers_have_room_for_are_refused() -> None:
 def test_a_node_needs_the_noise_multiplier_in_the_configuration() -> None:
     run = SimpleNamespace(secure_sums=True, secure_threshold=THRESHOLD)
     config: Any = SimpleNamespace(run=run, privacy=ClientLevel(epsilon=8.0, clip=2.0))
-    with pytest.raises(ConfigError, match="clients add the noise, and privacy.noise is missing"):
+    with pytest.raises(ConfigError, match=r"add the noise, and privacy\.noise is missing"):
         client_noise(config, N)
     config.privacy = ClientLevel(noise=0.5, clip=2.0)
     expected = ClientNoise(Mechanism(0.5, 2.0, secret=True), THRESHOLD, N)
