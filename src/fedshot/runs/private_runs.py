@@ -19,7 +19,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.text import count
 from fedshot.data.partitions.redealt import Redealt
 from fedshot.privacy.accounting import Accountant
-from fedshot.privacy.differential import LEAST_NOISE, ClientLevel, Mechanism
+from fedshot.privacy.differential import LEAST_NOISE, ClientLevel, Mechanism, Privacy
 from fedshot.privacy.private_clients import PrivateClients, rehearse
 from fedshot.privacy.secure_sums.client_noise import ClientNoise, NoisyClients
 from fedshot.protocol.clients import Clients
@@ -118,12 +118,8 @@ def planned(
             "the server's own: the round would be chosen by clients' examples, and the choice gets "
             "no noise. Set run.choose to 'last', or name validation classes in split.validation."
         )
-    if run.secure_sums and not by_client:
-        raise ConfigError(
-            "privacy.name is 'example', and run.secure_sums is true: clients add noise only to "
-            "contributions of bounded size, which are clipped. Set privacy.name to 'client', or "
-            "run.secure_sums to false."
-        )
+    if run.secure_sums:
+        _check_client_noise(options)
     if isinstance(options, ClientLevel):
         mechanism = Mechanism(1.0, options.clip)
     elif (sensitivity := method.example_sensitivity) is not None:
@@ -157,6 +153,16 @@ def planned(
         )
     mechanism = replace(mechanism, noise=accountant.noise)
     return PrivacyPlan(mechanism, accountant, releases, by_client, options.epsilon, run.secure_sums)
+
+
+def _check_client_noise(options: Privacy) -> None:
+    """Raise ConfigError for options that clients who add the noise do not support."""
+    if not isinstance(options, ClientLevel):
+        raise ConfigError(
+            "privacy.name is 'example', and run.secure_sums is true: clients add noise only to "
+            "contributions of bounded size, which are clipped. Set privacy.name to 'client', or "
+            "run.secure_sums to false."
+        )
 
 
 def client_noise(config: Config, clients: int, *, secret: bool = False) -> ClientNoise | None:
