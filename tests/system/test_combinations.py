@@ -14,6 +14,7 @@ BASE = {
     "data": "digits",
     "partition": {"name": "iid", "clients": 5},
     "episode": {"way": 2, "shot": 1, "query": 1},
+    "model": {"backbone": "mlp"},
     "run": {"rounds": 1},
 }
 CHANGES = {
@@ -25,9 +26,12 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("first", "second"), [*combinations(CHANGES, 2)])
-def test_only_attack_and_aggregate_go_together(first, second):
+def test_only_two_pairs_go_together(first, second):
     config = Config.of(BASE | CHANGES[first] | CHANGES[second])
-    if (first, second) == ("attack", "aggregate"):
+    if (first, second) == ("run.secure_sums", "privacy"):
+        for extra in ("cryptography", "dp_accounting"):
+            pytest.importorskip(extra, reason="it needs the extras `secure` and `privacy`")
+    if (first, second) in (("run.secure_sums", "privacy"), ("attack", "aggregate")):
         assert PreparedRun(config).clients == [0, 1, 2, 3, 4]
         return
     with pytest.raises(ConfigError, match=f"^{first} and {second} are both set"):

@@ -46,6 +46,7 @@ from fedshot.deploy.flower.messages import Limits
 from fedshot.deploy.flower.node import NodeLoop
 from fedshot.deploy.flower.node_registry import admit, parse_clients, ranges
 from fedshot.deploy.flower.packing import pack_client, pack_tests
+from fedshot.deploy.flower.peers import Peers
 from fedshot.deploy.flower.policy import Policy
 from fedshot.deploy.flower.processes import Children, exit_with_parent
 from fedshot.deploy.flower.server_folder import (
@@ -252,19 +253,23 @@ def node(options: argparse.Namespace) -> int:
     check_secure(host, secure=bool(options.ca and options.key), insecure=options.insecure)
     if options.ca and not options.key:
         raise ConfigError("--ca needs --key. Make a key with `fedshot flower keys --node FILE`.")
+    if options.peers and not options.key:
+        raise ConfigError("--peers needs --key, which signs. Name the node's key.")
     check = Verifier(options.ca).check if options.ca else None
     limits = Limits(message=options.most_mb << 20)
     name = options.name or (options.key.stem if options.key else socket.gethostname())
     key = load_node_key(options.key) if options.key else new_key()
     clients = parse_clients(options.clients) if options.clients else None
     policy = Policy.read(options.policy) if options.policy else None
+    peers = Peers(key, options.peers) if options.peers else None
     data = read_shards(options.data, clients)
     make_private_folder(options.state)
     if options.key and (text := exposure_notice(options.key)):
         tell(text)
     with only_one(options.state / ".lock", "runs a node") as lock:
         worker = Worker(name, data, options.state, limits=limits, workers=options.workers,
-                        device=options.device, tell=tell, policy=policy)  # fmt: skip
+                        device=options.device, tell=tell, policy=policy,
+                        signatures=peers)  # fmt: skip
         tell(
             f"node {name}: {len(data.clients)} clients of {data.dataset.name}, on {options.device}"
         )

@@ -95,6 +95,11 @@ def add_flower(commands: Commands, add: Add) -> None:
     node.add_argument("--name", help="name of the node (that of the key file)")
     node.add_argument("--policy", type=Path, help="YAML file that limits what a server may ask for")
     node.add_argument(
+        "--peers", type=Path,
+        help="folder with the .pub and .json of every node: sign keys of secure sums, and accept "
+        "only theirs",
+    )  # fmt: skip
+    node.add_argument(
         "--device", default="cpu", help="device of the clients: cpu, cuda, cuda:0 or mps (cpu)"
     )
     node.add_argument(

@@ -49,7 +49,7 @@ from fedshot.protocol.exchange import Exchange, Fleet, Outcome
 from fedshot.protocol.robust_reducers import Aggregation
 from fedshot.runs import dataset_info, run_folder, trust
 from fedshot.runs.prepare import PreparedRun
-from fedshot.runs.private_runs import PrivacyLedger
+from fedshot.runs.private_runs import PrivacyLedger, client_noise
 from fedshot.runs.recorder import Record, Recorder
 
 # Settings that may change on resuming, since they do not affect what a round computes.
@@ -115,8 +115,9 @@ class Experiment:
             from fedshot.privacy.secure_sums.masking_clients import MaskingClients, simulated
             from fedshot.privacy.secure_sums.server_sum import SecureSums
 
-            fleet = MaskingClients(fleet, simulated)
-            self._combine = SecureSums(self.config.run.secure_threshold)
+            noise = client_noise(self.config, clients)
+            fleet = MaskingClients(fleet, simulated, noise)
+            self._combine = SecureSums(self.config.run.secure_threshold, noise)
         remote = remote_fleet(fleet)
         self._ledger = PrivacyLedger(prepared.privacy, folder, secret=remote is not fleet)
         self.meter = fleet = Meter(remote)

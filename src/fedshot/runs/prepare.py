@@ -345,6 +345,12 @@ class PreparedRun(FederatedDataset):
         found = [*super().notices(), *self.method.traits.warnings]
         if self.privacy is not None and self.own_tests:
             found.append("epsilon covers the training; scores of clients' own tests get no noise")
+        cohort = self.config.run.cohort or len(self.clients)
+        if self.privacy is not None and self.privacy.secure and cohort < len(self.clients):
+            found.append(
+                "with run.secure_sums the server knows who takes part, so a sampled cohort spends "
+                "as much epsilon as all clients"
+            )
         return found
 
     def episodic_test(self, options: TestOptions) -> EpisodicTest:
@@ -524,9 +530,10 @@ def _check_combination(config: Config) -> None:
         }.items()
         if used
     ]
-    if len(chosen) > 1 and chosen != ["attack", "aggregate"]:
+    together = (["run.secure_sums", "privacy"], ["attack", "aggregate"])
+    if len(chosen) > 1 and chosen not in together:
         raise ConfigError(
-            f"{chosen[0]} and {chosen[1]} are both set. Secure sums hide single uploads, and "
-            "privacy, attacks and robust aggregation need them. Of these only attack and aggregate "
-            "go together. Remove one."
+            f"{chosen[0]} and {chosen[-1]} are both set. Secure sums hide single uploads, which "
+            "attacks and robust aggregation need, and privacy clips them. Only run.secure_sums and "
+            "privacy go together, and attack and aggregate. Remove one."
         )

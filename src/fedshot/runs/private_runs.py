@@ -19,8 +19,9 @@ from fedshot.core.seeds import Key
 from fedshot.core.text import count
 from fedshot.data.partitions.redealt import Redealt
 from fedshot.privacy.accounting import Accountant
-from fedshot.privacy.differential import LEAST_NOISE, ClientLevel, Mechanism
+from fedshot.privacy.differential import LEAST_NOISE, ClientLevel, Mechanism, Privacy
 from fedshot.privacy.private_clients import PrivateClients, rehearse
+from fedshot.privacy.secure_sums.client_noise import ClientNoise, NoisyClients
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Fleet
 from fedshot.protocol.method import Method
@@ -39,6 +40,7 @@ class PrivacyPlan:
         releases: exchanges of a round.
         by_client: whether clients are hidden; else examples, which are uploaded once in a run.
         budget: the most epsilon that the run may spend; None for no limit.
+        secure: whether clients add the noise, inside secure sums.
     """
 
     mechanism: Mechanism
@@ -46,6 +48,7 @@ class PrivacyPlan:
     releases: int
     by_client: bool
     budget: float | None = None
+    secure: bool = False
 
     def epsilon(self, rounds: int, repeated: int = 0) -> float:
         """Return epsilon after a number of rounds, and of rounds repeated with fresh noise."""
@@ -115,6 +118,8 @@ def planned(
             "the server's own: the round would be chosen by clients' examples, and the choice gets "
             "no noise. Set run.choose to 'last', or name validation classes in split.validation."
         )
+    if run.secure_sums:
+        _check_client_noise(options)
     if isinstance(options, ClientLevel):
         mechanism = Mechanism(1.0, options.clip)
     elif (sensitivity := method.example_sensitivity) is not None:
@@ -126,7 +131,9 @@ def planned(
             "with method.normalize true."
         )
     releases = rehearse(method, clients, mechanism, key)
-    probability = min(run.cohort or len(clients), len(clients)) / len(clients)
+    # With secure sums the server knows who takes part, so sampling hides nothing.
+    cohort = len(clients) if run.secure_sums else run.cohort or len(clients)
+    probability = min(cohort, len(clients)) / len(clients)
     accountant = Accountant(options.noise or 1.0, options.delta)
     rounds = min(run.rounds, 1)
     if by_client:
@@ -145,7 +152,36 @@ def planned(
             "out for the least noise that keeps to epsilon."
         )
     mechanism = replace(mechanism, noise=accountant.noise)
-    return PrivacyPlan(mechanism, accountant, releases, by_client, options.epsilon)
+    return PrivacyPlan(mechanism, accountant, releases, by_client, options.epsilon, run.secure_sums)
+
+
+def _check_client_noise(options: Privacy) -> None:
+    """Raise ConfigError for options that clients who add the noise do not support."""
+    if not isinstance(options, ClientLevel):
+        raise ConfigError(
+            "privacy.name is 'example', and run.secure_sums is true: clients add noise only to "
+            "contributions of bounded size, which are clipped. Set privacy.name to 'client', or "
+            "run.secure_sums to false."
+        )
+
+
+def client_noise(config: Config, clients: int, *, secret: bool = False) -> ClientNoise | None:
+    """Return the noise that clients add in secure sums; None if they add none.
+
+    Args:
+        config: the configuration of a prepared run.
+        clients: the number of all clients.
+        secret: whether the noise is drawn from the operating system.
+
+    Raises ConfigError if privacy.noise is missing, or there are too many clients.
+    """
+    options = config.privacy
+    if not (config.run.secure_sums and isinstance(options, ClientLevel)):
+        return None
+    if options.noise is None:
+        raise ConfigError("clients add the noise, and privacy.noise is missing. Set it.")
+    mechanism = Mechanism(options.noise, options.clip, secret=secret)
+    return ClientNoise(mechanism, config.run.secure_threshold, clients)
 
 
 class _Ledger(TypedDict):
@@ -204,4 +240,5 @@ class PrivacyLedger:
         if self._plan is None:
             return Clients(fleet, ids, **options)
         mechanism = replace(self._plan.mechanism, secret=self._secret)
-        return PrivateClients(fleet, ids, mechanism, self._plan.releases, **options)
+        of = NoisyClients if self._plan.secure else PrivateClients
+        return of(fleet, ids, mechanism, self._plan.releases, **options)

@@ -50,11 +50,13 @@ from fedshot.fleets.host import Host
 from fedshot.fleets.liars import Liars
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
-from fedshot.privacy.secure_sums.masking_clients import STEPS, MaskingClients
+from fedshot.privacy.secure_sums.client_noise import ClientNoise
+from fedshot.privacy.secure_sums.masking_clients import STEPS, MaskingClients, Signatures
 from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Fault, Masking, PerClient
 from fedshot.protocol.method import Method
 from fedshot.protocol.reducers import Gather, Mean, Reducer, Sum
 from fedshot.runs.experiment import MAY_CHANGE, fleet_for
+from fedshot.runs.private_runs import client_noise
 from fedshot.runs.recorder import environment
 
 _SET_ASIDE = "before-"  # prefix of set-aside folders, "before-<last committed round>-<session>"
@@ -83,15 +85,18 @@ class ClientRuntime:
         folder: where life.json is kept.
         run: options of the run, with the threads and the device of this node.
         tell: logs errors of single clients.
+        noise: how clients clip and what noise they add in secure sums; None for neither.
+        signatures: sign the keys of secure sums and check those of others; None for neither.
     """
 
     def __init__(
         self, method: Method[Any], fleet: Sequential, clients: Collection[int], folder: Path, *,
         run: RunOptions = _ONE_THREAD, tell: Callable[[str], None] = print,
+        noise: ClientNoise | None = None, signatures: Signatures | None = None,
     ) -> None:  # fmt: skip
         self._method, self._store, self._clients = method, fleet.host.store, frozenset(clients)
         self._fleet, self._folder, self._run, self._tell = fleet, folder, run, tell
-        self._masking = MaskingClients(fleet)
+        self._masking = MaskingClients(fleet, noise=noise, signatures=signatures)
         self._session, self._done = 0, 0
         self._sealed: Seal = NO_SEAL
         if (path := folder / "life.json").exists():
@@ -104,10 +109,11 @@ class ClientRuntime:
     def of(
         cls, setup: Setup, config: Config, data: NodeData, folder: Path, *,
         workers: int, device: str, tell: Callable[[str], None],
+        signatures: Signatures | None = None,
     ) -> ClientRuntime:  # fmt: skip
         """Return the runtime for a run that a server has announced; `config` is `setup.config()`.
 
-        `workers` and `device` are as in `Worker`; `tell` is as in the class.
+        `workers` and `device` are as in `Worker`; `tell` and `signatures` are as in the class.
 
         Raises:
             ConfigError: the node's data do not fit the run.
@@ -127,7 +133,11 @@ class ClientRuntime:
             keep_freed_memory()
         run = replace(config.run, threads=config.run.threads or 1, workers=None, device=device)
         fleet = fleet_for(host, run, workers)
-        return cls(method, fleet, data.clients, folder, run=run, tell=tell)
+        noise = client_noise(config, setup.clients, secret=True)
+        return cls(
+            method, fleet, data.clients, folder, run=run, tell=tell, noise=noise,
+            signatures=signatures,
+        )  # fmt: skip
 
     def start_session(self, session: int, base: Seal) -> None:
         """Begin a session from the committed states `base`, or continue the current session.
@@ -303,15 +313,18 @@ class Worker:
         device: device that the clients compute on, such as "cpu" or "cuda:0".
         tell: logs errors.
         policy: bounds on requests; None for no bounds and no audit log.
+        signatures: sign the keys of secure sums and check those of others; None for neither.
     """
 
     def __init__(
         self, name: str, data: NodeData, folder: Path, *, limits: Limits = LIMITS, workers: int = 1,
         device: str = "cpu", tell: Callable[[str], None] = print, policy: Policy | None = None,
+        signatures: Signatures | None = None,
     ) -> None:  # fmt: skip
         self.name, self._data, self._folder = name, data, folder
         self._limits, self._workers, self._device, self._tell = limits, workers, device, tell
         self._policy, self._keeps_log = policy or NO_BOUNDS, policy is not None
+        self._signatures = signatures
         self._runtimes: dict[str, tuple[str, ClientRuntime]] = {}  # run id -> setup key, runtime
 
     def handle(self, wire_message: WireMessage) -> WireMessage:
@@ -382,6 +395,7 @@ class Worker:
             held = key, ClientRuntime.of(
                 setup, config, self._data, folder,
                 workers=self._workers, device=self._device, tell=self._tell,
+                signatures=self._signatures,
             )  # fmt: skip
             self._runtimes = {setup.run: held}  # the states of other runs stay on disk
         return held[1]

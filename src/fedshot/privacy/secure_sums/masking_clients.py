@@ -6,10 +6,11 @@ every request that could reveal its own upload to an honest-but-curious server.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,6 +19,7 @@ from fedshot.core.tree import Tree
 from fedshot.fleets.guard import fault
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.privacy.secure_sums.ciphers import (
+    KEY_BYTES,
     agree,
     decrypt,
     derive,
@@ -25,6 +27,7 @@ from fedshot.privacy.secure_sums.ciphers import (
     private_key,
     public_key,
 )
+from fedshot.privacy.secure_sums.client_noise import ClientNoise
 from fedshot.privacy.secure_sums.masks import (
     context_of,
     pair_key,
@@ -39,9 +42,15 @@ from fedshot.privacy.secure_sums.neighbourhoods import MIN_CLIENTS
 from fedshot.privacy.secure_sums.ring import encode, to_bytes
 from fedshot.privacy.secure_sums.shamir import SECRET_BYTES, SHARE_BYTES, split
 from fedshot.protocol.exchange import MASKED, Arrival, Exchange, Fault, Fleet, Masking, Reply
+from fedshot.protocol.reducers import NOT_FINITE, TOO_LARGE
 
 KEYS, SHARES, UNMASK = STEPS = ("advertise_keys", "share_secrets", "unmask")
 """Names of the steps that precede and follow the masked uploads."""
+
+_HIDDEN = (
+    f"its reply {NOT_FINITE}, or {TOO_LARGE} the exchange, or has another form; with noise by the "
+    "clients the server is not told which"
+)
 
 RandomBytes = Callable[[int], bytes]
 """Returns n random bytes."""
@@ -56,6 +65,18 @@ def of_the_system(key: Key) -> RandomBytes:
 def simulated(key: Key) -> RandomBytes:
     """Return a reproducible source of random bytes, for simulations: the run's seed gives it."""
     return key.at("secrets").numpy().bytes
+
+
+class Signatures(Protocol):
+    """Signatures of nodes under the keys of their clients."""
+
+    def sign(self, text: bytes) -> bytes:
+        """Return this node's signature, 64 bytes."""
+        ...
+
+    def check(self, client: int, text: bytes, signature: bytes) -> None:
+        """Raise ValueError unless the node of a client has signed a text."""
+        ...
 
 
 class _RefusedError(Exception):
@@ -83,13 +104,19 @@ class MaskingClients(Wrapper):
     Args:
         fleet: runs the clients.
         random_bytes: returns a client's source of random bytes for a step of an exchange.
+        noise: how clients clip and what noise they add; None for neither.
+        signatures: sign the clients' keys, and check those of others; None for neither.
     """
 
     def __init__(
-        self, fleet: Fleet, random_bytes: Callable[[Key], RandomBytes] = of_the_system
+        self,
+        fleet: Fleet,
+        random_bytes: Callable[[Key], RandomBytes] = of_the_system,
+        noise: ClientNoise | None = None,
+        signatures: Signatures | None = None,
     ) -> None:
         super().__init__(fleet)
-        self._random_bytes = random_bytes
+        self._random_bytes, self._noise, self._signatures = random_bytes, noise, signatures
         self._secrets: dict[int, _Secrets] = {}
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
@@ -111,7 +138,7 @@ class MaskingClients(Wrapper):
         if reply is None or exchange.masking is None:
             return arrival
         if reason := fault(_unmasked(exchange, exchange.masking), client, reply):
-            return Arrival(client, None, Fault("refused", reason))
+            return Arrival(client, None, Fault("refused", _HIDDEN if self._noise else reason))
         try:
             up = self._mask(exchange, exchange.masking, client, reply)
         except (_RefusedError, ValueError) as error:
@@ -127,13 +154,20 @@ class MaskingClients(Wrapper):
         return Arrival(client, Reply({"answer": answer}, {}, 1.0))
 
     def _keys(self, exchange: Exchange, client: int, message: Tree) -> Tree:
-        """Make the client's secrets; return its two public keys, uint8 [2, 32]."""
+        """Make the client's secrets; return its two public keys, uint8 [2, 32].
+
+        Two more rows are their signature, if keys are signed.
+        """
         del message
         draw, context = self._random_bytes(exchange.client_key(client)), context_of(exchange)
         share_key = private_key(draw(SECRET_BYTES), "share key", context)
         own = _Secrets(context, draw(SECRET_BYTES), draw(SECRET_BYTES), share_key)
         self._secrets[client] = own
-        return rows(public_key(pair_key(own.pair_seed, context)), public_key(share_key))
+        keys = public_key(pair_key(own.pair_seed, context)), public_key(share_key)
+        if self._signatures is None:
+            return rows(*keys)
+        signature = self._signatures.sign(_signed(context, client, *keys))
+        return rows(*keys, signature[:KEY_BYTES], signature[KEY_BYTES:])
 
     def _shares(self, exchange: Exchange, client: int, message: Tree) -> Tree:
         """Return the shares of the client's two seeds for each neighbour, encrypted for it."""
@@ -155,7 +189,11 @@ class MaskingClients(Wrapper):
         )
         own.own_share = of_self[point(client)]
         sent = []
-        for other, (public, share_public) in zip(neighbours, message["keys"], strict=True):
+        for other, keys in zip(neighbours, message["keys"], strict=True):
+            public, share_public, *signature = keys
+            if self._signatures is not None:
+                signed = _signed(own.context, other, text(public), text(share_public))
+                self._signatures.check(other, signed, b"".join(map(text, signature)))
             secret = agree(own.share_key, text(share_public))
             own.receiving[other] = derive(secret, "share", own.context, other, client)
             shares = (share[point(other)].to_bytes(SHARE_BYTES) for share in (of_self, of_pair))
@@ -173,7 +211,14 @@ class MaskingClients(Wrapper):
         if len(others) + 1 < max(own.threshold, MIN_CLIENTS):
             raise _RefusedError(f"{len(others)} of its {len(own.pair_keys)} neighbours are left")
         own.masked_with = others
-        element = encode(masking.reduce, masking.cohort, reply)
+        if self._noise is None:
+            element = encode(masking.reduce, masking.cohort, reply)
+        else:
+            sums, reply = self._noise.sums(masking.reduce), self._noise.contribution(reply)
+            element = encode(sums, self._noise.population, reply)
+            element.vector += self._noise.share(
+                masking.reduce, masking.cohort, exchange.client_key(client)
+            )
         element.add_mask(self_mask(own.self_seed, own.context, element.nbytes), 1)
         private = pair_key(own.pair_seed, own.context)
         for other in others:
@@ -215,6 +260,11 @@ class MaskingClients(Wrapper):
         if own is None or own.context != context_of(exchange):
             raise _RefusedError("it has no keys for this exchange")
         return own
+
+
+def _signed(context: str, client: int, *keys: bytes) -> bytes:
+    """Return what a node signs: the keys of a client in an exchange."""
+    return json.dumps(["fedshot secure sums", context, client, *map(bytes.hex, keys)]).encode()
 
 
 def _unmasked(exchange: Exchange, masking: Masking) -> Exchange:

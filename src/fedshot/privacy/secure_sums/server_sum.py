@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedshot.core.tree import Tree
 from fedshot.privacy.secure_sums.ciphers import KEY_BYTES, TAG_BYTES
+from fedshot.privacy.secure_sums.client_noise import ClientNoise
 from fedshot.privacy.secure_sums.masking_clients import KEYS, SHARES, UNMASK
 from fedshot.privacy.secure_sums.masks import (
     context_of,
@@ -56,10 +58,12 @@ class SecureSums:
     Args:
         threshold: share of a cohort, above 1/2, that must be left at each step. So many clients
             together can recover secrets of others.
+        noise: the noise that clients add; None for none. With noise, the outcome's parts are sums
+            in float64.
     """
 
-    def __init__(self, threshold: float) -> None:
-        self.threshold = threshold
+    def __init__(self, threshold: float, noise: ClientNoise | None = None) -> None:
+        self.threshold, self.noise = threshold, noise
 
     def __call__(self, fleet: Fleet, exchange: Exchange) -> Outcome:
         """Return the outcome. Raises ConfigError if the exchange does not only add replies."""
@@ -68,7 +72,7 @@ class SecureSums:
         for name, reducer in exchange.reduce.items():
             if not isinstance(reducer, Mean | Sum):
                 raise needs_each(exchange.work.method.name, exchange.work.name, name)
-        return _OneSum(fleet, exchange, self.threshold).outcome()
+        return _OneSum(fleet, exchange, self.threshold, self.noise).outcome()
 
 
 class _LostError(Exception):
@@ -78,7 +82,12 @@ class _LostError(Exception):
 class _OneSum:
     """The secure sum of one exchange."""
 
-    def __init__(self, fleet: Fleet, exchange: Exchange, threshold: float) -> None:
+    def __init__(
+        self, fleet: Fleet, exchange: Exchange, threshold: float, noise: ClientNoise | None
+    ) -> None:
+        self.sums, self.scale = exchange.reduce, len(exchange.to)
+        if noise is not None:
+            self.sums, self.scale = noise.sums(exchange.reduce), noise.population
         self.fleet, self.exchange, self.threshold = fleet, exchange, threshold
         self.context, self.faults = context_of(exchange), dict[int, Fault]()
         self.least = needed(threshold, len(exchange.to))
@@ -92,7 +101,7 @@ class _OneSum:
             return Outcome({}, (), lost | self.faults)
 
     def _sum(self) -> Outcome:
-        self.keys = self._ask(KEYS, sorted(self.exchange.to), lambda _: _bytes(2, KEY_BYTES))
+        self.keys = self._ask(KEYS, sorted(self.exchange.to), flaw=_flaw)
         self.near = neighbourhoods(self.keys, self.exchange.key)
         length = 2 * SHARE_BYTES + TAG_BYTES
         sent = self._ask(
@@ -100,11 +109,8 @@ class _OneSum:
         )
         total, metrics, clients = self._masked(sent)
         self._remove_masks(total, sent, clients)
-        exchange = self.exchange
         try:
-            parts, weight, means = decode(
-                exchange.reduce, len(exchange.to), metrics, total, len(clients)
-            )
+            parts, weight, means = decode(self.sums, self.scale, metrics, total, len(clients))
         except ValueError as error:
             raise _LostError(str(error)) from None
         return Outcome(
@@ -115,11 +121,15 @@ class _OneSum:
         self,
         step: str,
         to: Collection[int],
-        like: Callable[[int], Tree],
+        like: Callable[[int], Tree] | None = None,
         message: Callable[[int], Tree] = lambda _: {},
         faults: dict[int, Fault] | None = None,
+        flaw: Callable[[Tree], str | None] | None = None,
     ) -> dict[int, Tree]:
-        """Send each client its message of a step; return the answers, of the form `like`."""
+        """Send each client its message of a step; return the answers, of the form `like`.
+
+        `flaw` returns a further reason to reject an answer.
+        """
         got = reduce_replies(
             self.fleet,
             replace(
@@ -127,7 +137,7 @@ class _OneSum:
                 work=ClientWork(None, step),
                 down=PerClient(message),
                 to=tuple(to),
-                reduce={"answer": Gather(like, limit=None)},
+                reduce={"answer": Gather(like, limit=None, flaw=flaw)},
             ),
         )
         (self.faults if faults is None else faults).update(got.faults)
@@ -147,7 +157,7 @@ class _OneSum:
         threshold = needed(self.threshold, len(near) + 1)
         return {
             "clients": torch.tensor(near),
-            "keys": torch.stack([self.keys[c] for c in near]),
+            "keys": pad_sequence([self.keys[c] for c in near], batch_first=True),
             "threshold": torch.tensor(threshold),
         }
 
@@ -274,6 +284,14 @@ class _MaskedReplySums:
 
     def result(self) -> dict[Names, tuple[Element, list[int]]]:
         return self._sums
+
+
+def _flaw(keys: Tree) -> str | None:
+    """Return why these cannot be a client's two public keys, with or without a signature."""
+    shapes = (2, KEY_BYTES), (4, KEY_BYTES)
+    if isinstance(keys, Tensor) and keys.dtype == torch.uint8 and keys.shape in shapes:
+        return None
+    return "its keys are not 2 rows of 32 bytes, or 4 with a signature"
 
 
 def _bytes(*shape: int) -> Tensor:
