@@ -9,20 +9,11 @@ from typing import Any, TypeVar
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
-from fedshot.core.tree import Tree
 from fedshot.privacy.differential import Mechanism, Noisy
 from fedshot.protocol.clients import Clients, reduce_replies
-from fedshot.protocol.exchange import (
-    Arrival,
-    ClientWork,
-    Exchange,
-    Fleet,
-    Outcome,
-    PerClient,
-    Reply,
-)
+from fedshot.protocol.exchange import Arrival, Exchange, Fleet, Outcome
 from fedshot.protocol.method import Method
-from fedshot.protocol.reducers import Mean, Reducer, Sum
+from fedshot.protocol.reducers import Mean, Sum
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -70,34 +61,24 @@ class PrivateClients(Clients):
             self._cohorts[key] = chosen
         return self._cohorts[key]
 
-    def exchange(
-        self,
-        work: Callable[..., Reply],
-        down: Tree | PerClient,
-        *,
-        to: Sequence[int],
-        reduce: Mapping[str, Reducer],
-        key: Key,
-    ) -> Outcome:
-        """Run `work` on the cohort; return noisy sums of clipped replies.
+    def exchange(self, *args: Any, **options: Any) -> Outcome:
+        """Run an exchange on the round's cohort; return noisy sums of clipped replies.
+
+        The arguments are those of `Clients.exchange`.
 
         Raises:
             ConfigError: epsilon does not cover the exchange: it belongs to an evaluation, gathers
                 replies instead of adding them, goes to other clients than the round's cohort, or
                 comes after the `releases` exchanges that the run has counted on.
-            QuorumError, DivergenceError: as `Clients.exchange`.
+            QuorumError, DivergenceError, MethodError: as `Clients.exchange`.
         """
-        noisy = self._noisy(ClientWork.of(work), to, reduce, key)
-        outcome = super().exchange(work, down, to=to, reduce=noisy, key=key)
-        return self._public(outcome.parts, to)
+        parts = super().exchange(*args, **options).parts
+        (to,) = self._cohorts.values()
+        return Outcome(parts, to, weight=float(self.expected))
 
-    def _public(self, parts: Mapping[str, Tree], to: Sequence[int]) -> Outcome:
-        return Outcome(parts, tuple(to), weight=float(self.expected))
-
-    def _noisy(
-        self, work: ClientWork, to: Sequence[int], reduce: Mapping[str, Reducer], key: Key
-    ) -> dict[str, Noisy]:
+    def _noisy(self, exchange: Exchange) -> dict[str, Noisy]:
         """Return the private reducers of an exchange. Raises ConfigError if it is not covered."""
+        work, reduce = exchange.work, exchange.reduce
         name = type(work.method).name or type(work.method).__name__
         if self._phase == "evaluate":
             raise ConfigError(
@@ -105,13 +86,13 @@ class PrivateClients(Clients):
                 "which are uploaded without noise. Choose a method whose server model predicts, "
                 "such as fl_proto, or set privacy to none."
             )
-        if list(self._cohorts.values()) != [tuple(to)]:
+        if list(self._cohorts.values()) != [exchange.to]:
             raise ConfigError(
                 f"privacy is set, and {name} sends {work.name!r} to other clients than the cohort "
                 "of the round, as one call of clients.sample returns it. The loss of privacy would "
                 "not be counted correctly. Choose another method, or set privacy to none."
             )
-        if self._releases is not None and self.exchanges >= self._releases:
+        if self._releases is not None and self.exchanges > self._releases:
             raise ConfigError(
                 f"privacy is set, and {name} asks for more than {self._releases} exchanges in a "
                 "round, which the run has counted on. Choose another method, or set privacy to "
@@ -131,12 +112,13 @@ class PrivateClients(Clients):
                     f"privacy.clip.{part}, or set privacy.clip to one number for all parts."
                 )
             deviation = mechanism.deviation(part, len(reduce))
-            normals = mechanism.normals(key.at("noise", work.name, part))
+            normals = mechanism.normals(exchange.key.at("noise", work.name, part))
             largest = mechanism.largest(part, reducer.limit)
             noisy[part] = Noisy(reducer, deviation, self.expected, len(self.ids), largest, normals)
         return noisy
 
     def _reduce(self, exchange: Exchange) -> Outcome:
+        exchange = replace(exchange, reduce=self._noisy(exchange))
         if not exchange.to:  # an empty cohort: there is only noise
             found = {name: reducer.start(1).result() for name, reducer in exchange.reduce.items()}
             return Outcome(found, ())
@@ -172,7 +154,8 @@ class Rehearsal(PrivateClients):
     """
 
     def __init__(self, ids: Sequence[int], mechanism: Mechanism, **options: Any) -> None:
-        super().__init__(None, ids, mechanism, **options)  # type: ignore[arg-type]  # no fleet
+        nobody: Any = _Nobody()
+        super().__init__(nobody, ids, mechanism, **options)
         self.parts: set[str] = set()
         self.leaves: set[str] = set()
 
@@ -181,35 +164,30 @@ class Rehearsal(PrivateClients):
         self._cohorts[key] = tuple(self.ids)
         return self._cohorts[key]
 
-    def exchange(
-        self,
-        work: Callable[..., Reply],
-        down: Tree | PerClient,
-        *,
-        to: Sequence[int],
-        reduce: Mapping[str, Reducer],
-        key: Key,
-    ) -> Outcome:
-        """Return zeros. Raises ConfigError as `PrivateClients.exchange`."""
-        del down
-        asked = ClientWork.of(work)
-        noisy = self._noisy(asked, to, reduce, key)
-        self._keys.add((key, asked.name))
-        self.parts |= {*reduce}
-        self.leaves |= {path for one in noisy.values() for path, _ in tree.items(one.of.like)}
-        zeros = {name: tree.zeros_like(reducer.of.like) for name, reducer in noisy.items()}
-        return self._public(zeros, to)
+    def _reduce(self, exchange: Exchange) -> Outcome:
+        likes = {name: one.of.like for name, one in self._noisy(exchange).items()}
+        self.parts |= {*likes}
+        self.leaves |= {path for like in likes.values() for path, _ in tree.items(like)}
+        return Outcome(tree.zeros_like(likes), exchange.to)
+
+
+class _Nobody:
+    """A stand-in for a fleet without clients, whose storage keeps nothing."""
+
+    @property
+    def bank(self) -> _Nobody:
+        return self
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Apply `fn` to every item."""
         return [fn(item) for item in items]
 
-    def recall(self, client: int, first: Tree) -> Tree:
-        """Return `first`."""
-        del client
-        return first
+    def load(self, client: int, upto: tuple[int, int]) -> None:
+        """Find nothing."""
 
-    def remember(self, client: int, content: Tree) -> None:
+    def save(self, client: int, version: tuple[int, int], state: object) -> None:
+        """Keep nothing."""
+
+    def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
         """Keep nothing."""
 
 
