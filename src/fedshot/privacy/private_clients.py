@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
+from fedshot.privacy.adaptive_clip import COUNT, AdaptiveClip
 from fedshot.privacy.differential import Mechanism, Noisy
 from fedshot.protocol.clients import Clients, reduce_replies
 from fedshot.protocol.exchange import Arrival, Exchange, Fleet, Outcome
@@ -23,13 +24,16 @@ class PrivateClients(Clients):
     """The population during one round of a private run.
 
     A client is in the cohort with the same probability, independently of others, so the number of
-    clients varies; `cohort` is the expected number. All exchanges of a round go to one cohort. The
-    outcome of an exchange has no metrics, and a weight that does not depend on the replies.
+    clients varies and `cohort` is the expected number; or, if the mechanism says so, all cohorts
+    have this size. All exchanges of a round go to one cohort. The outcome of an exchange has no
+    metrics, and a weight that does not depend on the replies.
 
     Args:
         fleet, ids, options: as for `Clients`.
         mechanism: how contributions are bounded, and how much noise is added.
         releases: the most exchanges of a round; None for any number.
+        clips: the clips that have adapted so far, by name; exchanges change them if the mechanism
+            has a quantile.
     """
 
     def __init__(
@@ -38,10 +42,15 @@ class PrivateClients(Clients):
         ids: Sequence[int],
         mechanism: Mechanism,
         releases: int | None = None,
+        clips: dict[str, float] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(fleet, ids, **options)
         self._mechanism, self._releases = mechanism, releases
+        self._adaptive: AdaptiveClip | None = None
+        if mechanism.quantile is not None:
+            clips = {} if clips is None else clips
+            self._adaptive = AdaptiveClip(mechanism, self.expected, clips)
         self._cohorts: dict[Key, tuple[int, ...]] = {}
 
     @property
@@ -52,13 +61,13 @@ class PrivateClients(Clients):
     def sample(self, key: Key) -> tuple[int, ...]:
         """Sample this round's cohort, each client with the same probability."""
         if key not in self._cohorts:
-            n = len(self.ids)
-            chosen = tuple(self.ids)
-            if self.expected < n:
-                rolls = self._mechanism.key(key).at("cohort").numpy().random(n)
-                chosen = tuple(c for c, roll in zip(chosen, rolls, strict=True)
-                               if roll < self.expected / n)  # fmt: skip
-            self._cohorts[key] = chosen
+            n, drawn_by = len(self.ids), self._mechanism.key(key)
+            if self._mechanism.fixed or self.expected == n:
+                self._cohorts[key] = super().sample(drawn_by)
+            else:
+                rolls = drawn_by.at("cohort").numpy().random(n)
+                self._cohorts[key] = tuple(c for c, roll in zip(self.ids, rolls, strict=True)
+                                           if roll < self.expected / n)  # fmt: skip
         return self._cohorts[key]
 
     def exchange(self, *args: Any, **options: Any) -> Outcome:
@@ -76,7 +85,7 @@ class PrivateClients(Clients):
         (to,) = self._cohorts.values()
         return Outcome(parts, to, weight=float(self.expected))
 
-    def _noisy(self, exchange: Exchange) -> dict[str, Noisy]:
+    def _noisy(self, exchange: Exchange, mechanism: Mechanism) -> dict[str, Noisy]:
         """Return the private reducers of an exchange. Raises ConfigError if it is not covered."""
         work, reduce = exchange.work, exchange.reduce
         name = type(work.method).name or type(work.method).__name__
@@ -98,7 +107,7 @@ class PrivateClients(Clients):
                 "round, which the run has counted on. Choose another method, or set privacy to "
                 "none."
             )
-        mechanism, noisy = self._mechanism, {}
+        noisy = {}
         for part, reducer in reduce.items():
             if not isinstance(reducer, Mean | Sum):
                 raise ConfigError(
@@ -112,18 +121,34 @@ class PrivateClients(Clients):
                     f"privacy.clip.{part}, or set privacy.clip to one number for all parts."
                 )
             deviation = mechanism.deviation(part, len(reduce))
-            normals = mechanism.normals(exchange.key.at("noise", work.name, part))
             largest = mechanism.largest(part, reducer.limit)
-            noisy[part] = Noisy(reducer, deviation, self.expected, len(self.ids), largest, normals)
+            noisy[part] = self._with_noise(exchange, part, reducer, deviation, largest)
         return noisy
 
+    def _with_noise(
+        self, exchange: Exchange, part: str, of: Mean | Sum, deviation: float, largest: float
+    ) -> Noisy:
+        normals = self._mechanism.normals(exchange.key.at("noise", exchange.work.name, part))
+        return Noisy(of, deviation, self.expected, len(self.ids), largest, normals)
+
     def _reduce(self, exchange: Exchange) -> Outcome:
-        exchange = replace(exchange, reduce=self._noisy(exchange))
+        name, adaptive = exchange.work.name, self._adaptive
+        mechanism = self._mechanism if adaptive is None else adaptive.mechanism(name)
+        reduce = self._noisy(exchange, mechanism)
+        if adaptive is not None:
+            like = adaptive.below(name, {part: one.of.like for part, one in reduce.items()})
+            deviation = adaptive.deviation(len(like))
+            reduce[COUNT] = self._with_noise(exchange, COUNT, Sum(like), deviation, 0.5)
         if not exchange.to:  # an empty cohort: there is only noise
-            found = {name: reducer.start(1).result() for name, reducer in exchange.reduce.items()}
-            return Outcome(found, ())
-        clipping: Any = _Clipping(self._fleet, self._mechanism)
-        return reduce_replies(clipping, exchange)
+            found = Outcome({part: one.start(1).result() for part, one in reduce.items()}, ())
+        else:
+            clipping: Any = _Clipping(self._fleet, mechanism, adaptive)
+            found = reduce_replies(clipping, replace(exchange, reduce=reduce))
+        if adaptive is not None and found.parts:
+            parts = dict(found.parts)
+            adaptive.update(name, parts.pop(COUNT))
+            found = replace(found, parts=parts)
+        return found
 
     def _check_quorum(self, outcome: Outcome, asked: int) -> None:
         if asked:
@@ -133,15 +158,18 @@ class PrivateClients(Clients):
 class _Clipping:
     """A stand-in for a fleet, with the function that `reduce_replies` calls."""
 
-    def __init__(self, fleet: Fleet, mechanism: Mechanism) -> None:
-        self._fleet, self._mechanism = fleet, mechanism
+    def __init__(self, fleet: Fleet, mechanism: Mechanism, adaptive: AdaptiveClip | None) -> None:
+        self._fleet, self._mechanism, self._adaptive = fleet, mechanism, adaptive
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the fleet's arrivals with clipped parts, and without metrics."""
-        for arrival in self._fleet.replies(exchange):
+        """Yield the fleet's arrivals with clipped parts and counts, and without metrics."""
+        work, adaptive = exchange.work.name, self._adaptive
+        asked = {part: one for part, one in exchange.reduce.items() if part != COUNT}
+        for arrival in self._fleet.replies(replace(exchange, reduce=asked)):
             reply = arrival.reply
             if reply is not None:
                 up = self._mechanism.clipped(reply.up)
+                up |= {} if adaptive is None else {COUNT: adaptive.below(work, reply.up)}
                 reply = reply._replace(up=up, weight=1.0, metrics={})
             yield arrival._replace(reply=reply)
 
@@ -165,7 +193,7 @@ class Rehearsal(PrivateClients):
         return self._cohorts[key]
 
     def _reduce(self, exchange: Exchange) -> Outcome:
-        likes = {name: one.of.like for name, one in self._noisy(exchange).items()}
+        likes = {name: one.of.like for name, one in self._noisy(exchange, self._mechanism).items()}
         self.parts |= {*likes}
         self.leaves |= {path for like in likes.values() for path, _ in tree.items(like)}
         return Outcome(tree.zeros_like(likes), exchange.to)

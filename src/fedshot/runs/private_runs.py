@@ -116,7 +116,8 @@ def planned(
             "no noise. Set run.choose to 'last', or name validation classes in split.validation."
         )
     if isinstance(options, ClientLevel):
-        mechanism = Mechanism(1.0, options.clip)
+        fixed = options.sampling == "fixed"
+        mechanism = Mechanism(1.0, options.clip, quantile=options.quantile, fixed=fixed)
     elif (sensitivity := method.example_sensitivity) is not None:
         mechanism = Mechanism(1.0, sensitivity=sensitivity)
     else:
@@ -131,7 +132,8 @@ def planned(
     rounds = min(run.rounds, 1)
     if by_client:
         rounds = run.rounds
-        accountant = Accountant(accountant.noise, options.delta, releases, probability)
+        accountant = replace(accountant, releases=releases, probability=probability,
+                             fixed_of=len(clients) if mechanism.fixed else None)  # fmt: skip
     if options.noise is None:
         assert options.epsilon is not None
         accountant = accountant.calibrated(options.epsilon, rounds)
@@ -157,7 +159,7 @@ class PrivacyLedger:
 
     Noise that follows from the run's seed is the same when a round is repeated after a crash, which
     then costs nothing. Secret noise is not: a run with it writes down every round before it begins,
-    and counts repeated rounds, too.
+    and counts repeated rounds, too. `clips` are the clips that have adapted, by name.
 
     Args:
         plan: the plan of the run; None without privacy.
@@ -168,6 +170,7 @@ class PrivacyLedger:
     def __init__(self, plan: PrivacyPlan | None, folder: Path, *, secret: bool) -> None:
         self._plan, self._path = plan, folder / LEDGER
         self._secret = secret and plan is not None
+        self.clips: dict[str, float] = {}
 
     def _repeated(self, round: int) -> int:
         """Return how many rounds were begun and then repeated, if the run is at `round`."""
@@ -204,4 +207,6 @@ class PrivacyLedger:
         if self._plan is None:
             return Clients(fleet, ids, **options)
         mechanism = replace(self._plan.mechanism, secret=self._secret)
-        return PrivateClients(fleet, ids, mechanism, self._plan.releases, **options)
+        return PrivateClients(
+            fleet, ids, mechanism, self._plan.releases, clips=self.clips, **options
+        )
