@@ -11,7 +11,8 @@ a cohort of its own would give too small an epsilon.
 If cohorts have a fixed size, drawn without replacement, neighbours differ in one client's data, and
 z is the deviation divided by the most that this changes a sum. The bound on the Renyi divergences
 is that of Wang et al. 2019 (Subsampled Renyi differential privacy and analytical moments
-accountant), which is looser than that of the loss distributions.
+accountant), which is looser than that of the loss distributions. No cohort costs more than one of
+all clients.
 
 The accountant is that of dp-accounting: privacy loss distributions, rounded up, or where all
 clients take part the exact value for Gaussian mechanisms (Balle and Wang 2018).
@@ -54,15 +55,16 @@ class Accountant:
         if rounds == 0:
             return 0.0
         noise = self.noise / math.sqrt(self.releases)
-        if self.probability < 1 and self.fixed_of is not None:
-            cohort = round(self.probability * self.fixed_of)
-            return _without_replacement(noise, self.fixed_of, cohort, rounds, self.delta)
-        if self.probability < 1:
+        if self.probability < 1 and self.fixed_of is None:
             found = _round(noise, self.probability).self_compose(rounds)
             return float(found.get_epsilon_for_delta(self.delta))
         from dp_accounting import get_epsilon_gaussian
 
-        return float(get_epsilon_gaussian(noise / math.sqrt(rounds), self.delta))
+        of_all = float(get_epsilon_gaussian(noise / math.sqrt(rounds), self.delta))
+        if self.fixed_of is None:
+            return of_all
+        cohort = round(self.probability * self.fixed_of)
+        return min(of_all, _without_replacement(noise, self.fixed_of, cohort, rounds, self.delta))
 
     def rounds_within(self, epsilon: float, most: int) -> int:
         """Return how many rounds, `most` or fewer, an epsilon lasts for."""

@@ -123,8 +123,9 @@ def planned(
     else:
         raise ConfigError(
             "privacy.name is 'example', and nothing bounds what one example changes in the uploads "
-            f"of {method.name}. Set privacy.name to 'client', or choose fedncm, fedcgs or fed3r "
-            "with method.normalize true."
+            f"of {method.name}: they are not sums over examples, each of bounded size. Set "
+            "privacy.name to 'client', which hides a client with all its examples; or choose "
+            "fedncm, fedcgs or fed3r, with method.normalize true."
         )
     releases = rehearse(method, clients, mechanism, key)
     probability = min(run.cohort or len(clients), len(clients)) / len(clients)
