@@ -106,6 +106,7 @@ def _round(noise: float, probability: float) -> Any:
     )
 
 
+@lru_cache(64)
 def _without_replacement(
     noise: float, clients: int, cohort: int, rounds: int, delta: float
 ) -> float:
