@@ -78,3 +78,19 @@ def test_the_calibrated_noise_is_the_least(probability: float) -> None:
     assert made.epsilon(0) == 0.0
     assert made.rounds_within(3.0, 20) == 20
     assert made.rounds_within(2.0, 20) == max(r for r in range(20) if made.epsilon(r) <= 2.0)
+
+
+def test_a_cohort_of_a_fixed_size_costs_what_dp_accounting_says_and_no_more_than_all() -> None:
+    """With cohorts of nearly all clients, the bound for samples is above that without sampling."""
+    import dp_accounting as dp
+
+    event = dp.SampledWithoutReplacementDpEvent(500, 50, dp.GaussianDpEvent(2.0 / math.sqrt(2)))
+    one_replaced = dp.NeighboringRelation.REPLACE_ONE
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=one_replaced)
+    expected = accountant.compose(event, 20).get_epsilon(1e-5)
+    found = Accountant(2.0, 1e-5, releases=2, probability=0.1, fixed_of=500).epsilon(20)
+    assert found == pytest.approx(expected)
+    of_all = Accountant(2.0, 1e-5).epsilon(20)
+    assert found < 0.5 * of_all
+    assert Accountant(2.0, 1e-5, probability=0.98, fixed_of=500).epsilon(20) == of_all
+    assert Accountant(2.0, 1e-5, fixed_of=500).epsilon(20) == of_all

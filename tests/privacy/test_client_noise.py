@@ -17,7 +17,7 @@ from torch import Tensor
 pytest.importorskip("cryptography", reason="secure sums need the extra `secure`")
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import ConfigError, QuorumError
 from fedshot.core.seeds import Key
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.unreliable import Unreliable
@@ -27,6 +27,7 @@ from fedshot.privacy.secure_sums.client_noise import MAX_POPULATION, ClientNoise
 from fedshot.privacy.secure_sums.masking_clients import MaskingClients, simulated
 from fedshot.privacy.secure_sums.neighbourhoods import needed
 from fedshot.privacy.secure_sums.server_sum import SecureSums
+from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Fleet, Outcome
 from fedshot.protocol.reducers import Mean, Reducer, Sum
 from fedshot.runs.private_runs import client_noise
@@ -45,7 +46,7 @@ def summed(
     lost: Collection[int] = (),
     key: Key = KEY,
 ) -> Outcome:
-    noise = ClientNoise(mechanism, THRESHOLD, N)
+    noise = ClientNoise(mechanism, THRESHOLD, N, N)
     fleet: Fleet = MaskingClients(Replies(parts), simulated, noise)  # type: ignore[arg-type]
     fleet = Guard(
         Unreliable(fleet, lambda one, c: "drop" if one.work.name == "train" and c in lost else None)
@@ -100,15 +101,15 @@ def test_a_sum_has_the_assumed_noise_at_least_and_a_share_more_for_each_further_
 
 
 def test_noise_follows_from_key_client_and_part() -> None:
-    noise = ClientNoise(Mechanism(1.0, 1.0), THRESHOLD, N)
+    noise = ClientNoise(Mechanism(1.0, 1.0), THRESHOLD, N, N)
     reduce = {"a": Sum(ZEROS), "b": Sum(ZEROS)}
     (first, again, other), secret = (
-        [noise.share(reduce, N, KEY.at(c)) for c in (0, 0, 1)],
-        ClientNoise(Mechanism(1.0, 1.0, secret=True), THRESHOLD, N),
+        [noise.share(reduce, KEY.at(c)) for c in (0, 0, 1)],
+        ClientNoise(Mechanism(1.0, 1.0, secret=True), THRESHOLD, N, N),
     )
     assert np.array_equal(first, again)
     assert len({*first.tolist(), *other.tolist()}) == 8
-    assert not np.array_equal(*(secret.share(reduce, N, KEY) for _ in range(2)))
+    assert not np.array_equal(*(secret.share(reduce, KEY) for _ in range(2)))
 
 
 @pytest.mark.parametrize(("clip", "noise"), [(1e-6, 0.1), (1.0, 1.0), (1e4, 100.0)])
@@ -116,7 +117,9 @@ def test_noise_follows_from_key_client_and_part() -> None:
 def test_the_integers_have_room_for_the_noise_and_the_noise_has_many_units(
     clip: float, noise: float, population: int
 ) -> None:
-    found = ClientNoise(Mechanism(noise, clip), THRESHOLD, population).sums({"a": Sum(ZEROS)})
+    found = ClientNoise(Mechanism(noise, clip), THRESHOLD, population, population).sums(
+        {"a": Sum(ZEROS)}
+    )
     unit = 2.0 ** -found["a"].start(population).bits
     assert 2**30 <= noise * clip / unit <= 2**32
     assert (population * clip + 2**29 * noise * clip) / unit <= 2**62
@@ -145,30 +148,47 @@ def test_rounded_shares_are_as_private_as_one_normal_variable() -> None:
 
 def test_more_clients_than_the_integers_have_room_for_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"have room for 16,777,216\. Set run.secure_sums"):
-        ClientNoise(Mechanism(1.0, 1.0), THRESHOLD, MAX_POPULATION + 1)
+        ClientNoise(Mechanism(1.0, 1.0), THRESHOLD, MAX_POPULATION + 1, N)
 
 
 def test_a_node_needs_the_noise_multiplier_in_the_configuration() -> None:
-    run = SimpleNamespace(secure_sums=True, secure_threshold=THRESHOLD)
+    run = SimpleNamespace(secure_sums=True, secure_threshold=THRESHOLD, cohort=None)
     config: Any = SimpleNamespace(run=run, privacy=ClientLevel(epsilon=8.0, clip=2.0))
     with pytest.raises(ConfigError, match=r"add the noise, and privacy\.noise is missing"):
         client_noise(config, N)
     config.privacy = ClientLevel(noise=0.5, clip=2.0)
-    expected = ClientNoise(Mechanism(0.5, 2.0, secret=True), THRESHOLD, N)
+    expected = ClientNoise(Mechanism(0.5, 2.0, secret=True), THRESHOLD, N, N)
     assert client_noise(config, N, secret=True) == expected
 
 
-def test_a_fault_does_not_tell_what_is_wrong() -> None:
-    parts = {c: {"a": ZEROS + (math.nan if c == 3 else 0)} for c in IDS}
-    noise = ClientNoise(Mechanism(1.0, 1.0), THRESHOLD, N)
-    fleet: Fleet = MaskingClients(Replies(parts), simulated, noise)  # type: ignore[arg-type]
-    clients = NoisyClients(fleet, IDS, noise.mechanism, combine=SecureSums(THRESHOLD, noise))
-    to = clients.sample(KEY)
-    clients.exchange(Method().train, {}, to=to, reduce={"a": Sum(ZEROS)}, key=KEY)
-    ((client, fault),) = clients.faults
-    assert client == 3
-    assert fault.diverged
-    assert "the server is not told which" in fault.reason
+def test_a_client_with_a_fault_sends_zeros_and_nobody_is_told() -> None:
+    parts = {c: {"a": ZEROS + (math.nan if c == 3 else c)} for c in IDS}
+    reduce = {"a": Sum(ZEROS)}
+    found = summed(Mechanism(0.0, 100.0), parts, reduce)
+    assert (found.accepted, dict(found.faults)) == (IDS, {})
+    assert torch.equal(found["a"], ZEROS + sum(IDS) - 3)
+
+
+def test_a_client_refuses_sums_with_less_noise_than_it_was_told() -> None:
+    """A server that claims a larger cohort, and one that lets too few recover secrets."""
+    noise = ClientNoise(Mechanism(1.0, 1.0), THRESHOLD, N, N - 1)
+    parts = {c: {"a": ZEROS} for c in IDS}
+    for clients, reason in (
+        (MaskingClients(Replies(parts), simulated, noise), "one of 8 clients, not of 7"),  # type: ignore[arg-type]
+        (MaskingClients(Replies(parts), simulated, threshold=0.9), "6 of 8 clients are too few"),  # type: ignore[arg-type]
+    ):
+        plain = Clients(clients, IDS, combine=SecureSums(THRESHOLD))
+        with pytest.raises(QuorumError):
+            plain.exchange(Method().train, {}, to=IDS, reduce={"a": Sum(ZEROS)}, key=KEY)
+        assert all(reason in fault.reason for _, fault in plain.faults)
+        assert len(plain.faults) == N
+
+
+def test_noise_is_twice_as_large_if_one_client_replaces_another() -> None:
+    parts = {client: {"a": WIDE} for client in IDS}
+    found = [summed(Mechanism(2.0, 3.0, fixed=fixed), parts, {"a": Sum(WIDE)})["a"]
+             for fixed in (False, True)]  # fmt: skip
+    torch.testing.assert_close(found[1], 2 * found[0], rtol=1e-6, atol=0)
 
 
 PRIVATE: dict[str, Any] = {

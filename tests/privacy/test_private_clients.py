@@ -93,6 +93,7 @@ def test_a_client_is_scaled_down_to_the_clip_over_all_parts_and_none_is_scaled_u
         (Mechanism(2.0, 3.0), 6.0, 6.0),
         (Mechanism(2.0, {"a": 3.0, "b": 0.5}), 6.0 * math.sqrt(2), math.sqrt(2)),
         (Mechanism(2.0, sensitivity=1.5), 3.0, 3.0),
+        (Mechanism(2.0, 3.0, fixed=True), 12.0, 12.0),
         (Mechanism(2.0, 3.0, secret=True), 6.0, 6.0),
     ],
 )
@@ -132,6 +133,18 @@ def test_each_client_is_in_a_cohort_with_the_same_probability_independently() ->
     both = sum(0 in one and 1 in one for one in drawn)
     assert abs(both - 125) < 5 * math.sqrt(125)
     assert min(map(len, drawn)) == 0  # probability 0.75^8
+
+
+def test_a_cohort_of_a_fixed_size_is_that_of_a_run_without_privacy() -> None:
+    fixed, secret = (Mechanism(1.0, 1.0, fixed=True, secret=hidden) for hidden in (False, True))
+    fleet: Any = None
+    plain = Clients(fleet, IDS, cohort=3)
+    for i in range(20):
+        found = PrivateClients(fleet, IDS, fixed, cohort=3).sample(KEY.at(i))
+        assert found == plain.sample(KEY.at(i))
+    hidden = {PrivateClients(fleet, IDS, secret, cohort=3).sample(KEY) for _ in range(20)}
+    assert {len(cohort) for cohort in hidden} == {3}
+    assert len(hidden) > 1  # all are the same with probability 56^-19
 
 
 def test_an_empty_cohort_gives_noise_alone() -> None:

@@ -37,6 +37,8 @@ def test_settings_without_privacy_are_those_of_older_versions() -> None:
         ({"name": "client", "noise": 0}, "privacy.noise is 0; expected a number of at least 0.1"),
         ({"name": "client", "epsilon": 1e3}, "privacy.epsilon is 1000.0; expected a number above"),
         ({"name": "client", "epsilon": 8, "clip": 0}, "privacy.clip is 0; expected a number above"),
+        ({"name": "client", "epsilon": 8, "quantile": 1}, "privacy.quantile is 1; expected a"),
+        ({"name": "client", "epsilon": 8, "sampling": "all"}, "privacy.sampling is 'all'"),
         (
             {"name": "example", "epsilon": 8, "clip": 1},
             "'privacy.clip' belongs to privacy 'client'",
@@ -149,6 +151,29 @@ def test_a_run_records_what_it_spends_and_a_resumed_one_spends_no_more(tmp_path:
         PreparedRun(Config.of(merged(settings, {"run": {"rounds": 9}})))
     assert f"9 rounds with privacy.noise {noise:g} spend" in str(error.value)
     assert "Set run.rounds to 4, raise privacy.noise, or leave it out" in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_continues_with_its_clips_and_cohorts_of_a_fixed_size(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
+    options = {"privacy": {"quantile": 0.5, "sampling": "fixed"}}
+    changes = (PROTO, CLIENT, options)
+    made = finished(tmp_path / "whole", *changes)
+    assert made.prepared.privacy is not None
+    spent = Accountant(1.0, 0.01, probability=4 / 6, fixed_of=6).epsilon(4)
+    records = made.recorder.records()
+    assert records[-1]["epsilon"] == spent
+    clips = [record["metrics"].get("clip_train") for record in records]
+    assert clips[0] is None
+    assert len({*clips}) == 5
+    halted = experiment(tmp_path / "halted", *changes)
+    for record in halted.run():
+        if record.round == 2:
+            break
+    again = finished(tmp_path / "halted", *changes)
+    assert last_hash(tmp_path / "halted") == last_hash(tmp_path / "whole")
+    resumed = again.recorder.records()
+    assert [record["metrics"].get("clip_train") for record in resumed] == clips
 
 
 @pytest.mark.slow

@@ -8,6 +8,12 @@ differential privacy, corollary 3.3). A client is in the cohort with probability
 others, and this amplifies the privacy of the round as a whole. Counting every release as if it had
 a cohort of its own would give too small an epsilon.
 
+If cohorts have a fixed size, drawn without replacement, neighbours differ in one client's data, and
+z is the deviation divided by the most that this changes a sum. The bound on the Renyi divergences
+is that of Wang et al. 2019 (Subsampled Renyi differential privacy and analytical moments
+accountant), which is looser than that of the loss distributions. No cohort costs more than one of
+all clients.
+
 The accountant is that of dp-accounting: privacy loss distributions, rounded up, or where all
 clients take part the exact value for Gaussian mechanisms (Balle and Wang 2018).
 """
@@ -33,12 +39,15 @@ class Accountant:
         delta: the delta at which epsilon is stated.
         releases: releases about each cohort.
         probability: probability that a client is in a cohort.
+        fixed_of: the number of all clients, if cohorts have a fixed size; None if each client is
+            in a cohort independently of others.
     """
 
     noise: float
     delta: float
     releases: int = 1
     probability: float = 1.0
+    fixed_of: int | None = None
 
     def epsilon(self, rounds: int) -> float:
         """Return epsilon at delta after a number of rounds."""
@@ -46,12 +55,16 @@ class Accountant:
         if rounds == 0:
             return 0.0
         noise = self.noise / math.sqrt(self.releases)
-        if self.probability < 1:
+        if self.probability < 1 and self.fixed_of is None:
             found = _round(noise, self.probability).self_compose(rounds)
             return float(found.get_epsilon_for_delta(self.delta))
         from dp_accounting import get_epsilon_gaussian
 
-        return float(get_epsilon_gaussian(noise / math.sqrt(rounds), self.delta))
+        of_all = float(get_epsilon_gaussian(noise / math.sqrt(rounds), self.delta))
+        if self.fixed_of is None:
+            return of_all
+        cohort = round(self.probability * self.fixed_of)
+        return min(of_all, _without_replacement(noise, self.fixed_of, cohort, rounds, self.delta))
 
     def rounds_within(self, epsilon: float, most: int) -> int:
         """Return how many rounds, `most` or fewer, an epsilon lasts for."""
@@ -91,3 +104,15 @@ def _round(noise: float, probability: float) -> Any:
     return privacy_loss_distribution.from_gaussian_mechanism(
         noise, sampling_prob=probability, value_discretization_interval=_INTERVAL
     )
+
+
+@lru_cache(64)
+def _without_replacement(
+    noise: float, clients: int, cohort: int, rounds: int, delta: float
+) -> float:
+    """Return epsilon of rounds that each draw a cohort of a fixed size."""
+    import dp_accounting as dp
+
+    event = dp.SampledWithoutReplacementDpEvent(clients, cohort, dp.GaussianDpEvent(noise))
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    return float(accountant.compose(event, rounds).get_epsilon(delta))

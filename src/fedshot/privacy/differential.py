@@ -3,7 +3,9 @@
 Client level (McMahan et al. 2018, Learning differentially private recurrent language models): a
 client's parts of one exchange are clipped, all clients weigh the same, and Gaussian noise is added
 once to the sum; a mean divides by the expected number of clients, not by the number that replied.
-Example level: the method itself bounds what one example adds to the sums, so nothing is clipped.
+Cohorts of a fixed size hide that one client was replaced by another, which changes a sum by up to
+twice the clip. Example level: the method itself bounds what one example adds to the sums, so
+nothing is clipped.
 
 The noise is added to the integers of the fixed-point sum. Their unit, by which each number of a
 contribution may exceed its clipped value, is at most about 2**-60 times the clip, or 32 standard
@@ -17,7 +19,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -37,6 +39,7 @@ Epsilon: TypeAlias = Annotated[float, Field(gt=0, le=100)]
 LEAST_NOISE = 0.1  # a smaller multiplier hides nothing
 Noise: TypeAlias = Annotated[float, Field(ge=LEAST_NOISE)]
 Delta: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
+Quantile: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 Clip: TypeAlias = float | Mapping[str, float]
 _ROOM = 32  # a fixed-point sum has room for so many standard deviations of noise
 
@@ -73,9 +76,18 @@ class ClientLevel(Privacy):
     Args:
         clip: largest L2 norm of all parts that a client uploads in one exchange; or the largest
             norm of each part by name, such as {theta: 0.5, sums: 10}. A larger part is scaled down.
+        quantile: adapt the clip after every exchange, so that this share of the clients have norms
+            of at most the clip; `clip` is the first one. 0.5 is the median. It takes up to 15 %
+            more noise in the sums, since the noisy count of these clients spends, too. null: the
+            clip does not change.
+        sampling: "poisson": each client is in a cohort with probability run.cohort / clients, and
+            epsilon hides whether a client exists. "fixed": cohorts have run.cohort clients, and
+            epsilon hides what any one client holds; at the same `noise`, sums get twice the noise.
     """
 
     clip: Above0 | dict[str, Above0] = 1.0
+    quantile: Quantile | None = None
+    sampling: Literal["poisson", "fixed"] = "poisson"
 
 
 @dataclass(frozen=True)
@@ -96,6 +108,9 @@ class Mechanism:
         clip: largest norm of a client's parts together, or of each part by name; None if nothing is
             clipped.
         sensitivity: the most that one example can change the sums, if nothing is clipped.
+        quantile: share of the clients whose norms are at most the clip, which adapts; None if it
+            does not.
+        fixed: whether cohorts have a fixed size, so that a client is replaced and not added.
         secret: whether noise and cohorts are drawn from the operating system. Otherwise they follow
             from the seed of the run, and who knows the seed can subtract the noise.
     """
@@ -103,6 +118,8 @@ class Mechanism:
     noise: float
     clip: Clip | None = None
     sensitivity: float = 1.0
+    quantile: float | None = None
+    fixed: bool = False
     secret: bool = False
 
     def clipped(self, up: Mapping[str, Tree]) -> dict[str, Tree]:
@@ -121,9 +138,10 @@ class Mechanism:
         """
         if not self.noise:
             return 0.0
+        noise = self.noise * (2 if self.fixed else 1)
         if isinstance(self.clip, Mapping):
-            return self.noise * self.clip[part] * math.sqrt(parts)
-        return self.noise * (self.sensitivity if self.clip is None else self.clip)
+            return noise * self.clip[part] * math.sqrt(parts)
+        return noise * (self.sensitivity if self.clip is None else self.clip)
 
     def largest(self, part: str, limit: float) -> float:
         """Return the most that a number of a client's part can be; `limit` if it is not clipped."""
@@ -157,8 +175,13 @@ def _from_system(n: int) -> NDArray[np.float64]:
     return found
 
 
+def norm_of(part: Tree) -> float:
+    """Return the L2 norm of all leaves together."""
+    return math.sqrt(sum(float(leaf.double().square().sum()) for leaf in tree.leaves(part)))
+
+
 def _scaled(part: Tree, clip: float) -> Tree:
-    norm = math.sqrt(sum(float(leaf.double().square().sum()) for leaf in tree.leaves(part)))
+    norm = norm_of(part)
     if norm <= clip:
         return part
     return tree.map(lambda leaf: leaf.double() * (clip / norm), part)

@@ -9,20 +9,12 @@ from typing import Any, TypeVar
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
-from fedshot.core.tree import Tree
+from fedshot.privacy.adaptive_clip import COUNT, AdaptiveClip
 from fedshot.privacy.differential import Mechanism, Noisy
 from fedshot.protocol.clients import Clients, reduce_replies
-from fedshot.protocol.exchange import (
-    Arrival,
-    ClientWork,
-    Exchange,
-    Fleet,
-    Outcome,
-    PerClient,
-    Reply,
-)
+from fedshot.protocol.exchange import Arrival, Exchange, Fleet, Outcome
 from fedshot.protocol.method import Method
-from fedshot.protocol.reducers import Mean, Reducer, Sum
+from fedshot.protocol.reducers import Mean, Sum
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -32,13 +24,16 @@ class PrivateClients(Clients):
     """The population during one round of a private run.
 
     A client is in the cohort with the same probability, independently of others, so the number of
-    clients varies; `cohort` is the expected number. All exchanges of a round go to one cohort. The
-    outcome of an exchange has no metrics, and a weight that does not depend on the replies.
+    clients varies and `cohort` is the expected number; or, if the mechanism says so, all cohorts
+    have this size. All exchanges of a round go to one cohort. The outcome of an exchange has no
+    metrics, and a weight that does not depend on the replies.
 
     Args:
         fleet, ids, options: as for `Clients`.
         mechanism: how contributions are bounded, and how much noise is added.
         releases: the most exchanges of a round; None for any number.
+        clips: the clips that have adapted so far, by name; exchanges change them if the mechanism
+            has a quantile.
     """
 
     def __init__(
@@ -47,10 +42,15 @@ class PrivateClients(Clients):
         ids: Sequence[int],
         mechanism: Mechanism,
         releases: int | None = None,
+        clips: dict[str, float] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(fleet, ids, **options)
         self._mechanism, self._releases = mechanism, releases
+        self._adaptive: AdaptiveClip | None = None
+        if mechanism.quantile is not None:
+            clips = {} if clips is None else clips
+            self._adaptive = AdaptiveClip(mechanism, self.expected, clips)
         self._cohorts: dict[Key, tuple[int, ...]] = {}
 
     @property
@@ -61,43 +61,33 @@ class PrivateClients(Clients):
     def sample(self, key: Key) -> tuple[int, ...]:
         """Sample this round's cohort, each client with the same probability."""
         if key not in self._cohorts:
-            n = len(self.ids)
-            chosen = tuple(self.ids)
-            if self.expected < n:
-                rolls = self._mechanism.key(key).at("cohort").numpy().random(n)
-                chosen = tuple(c for c, roll in zip(chosen, rolls, strict=True)
-                               if roll < self.expected / n)  # fmt: skip
-            self._cohorts[key] = chosen
+            n, drawn_by = len(self.ids), self._mechanism.key(key)
+            if self._mechanism.fixed or self.expected == n:
+                self._cohorts[key] = super().sample(drawn_by)
+            else:
+                rolls = drawn_by.at("cohort").numpy().random(n)
+                self._cohorts[key] = tuple(c for c, roll in zip(self.ids, rolls, strict=True)
+                                           if roll < self.expected / n)  # fmt: skip
         return self._cohorts[key]
 
-    def exchange(
-        self,
-        work: Callable[..., Reply],
-        down: Tree | PerClient,
-        *,
-        to: Sequence[int],
-        reduce: Mapping[str, Reducer],
-        key: Key,
-    ) -> Outcome:
-        """Run `work` on the cohort; return noisy sums of clipped replies.
+    def exchange(self, *args: Any, **options: Any) -> Outcome:
+        """Run an exchange on the round's cohort; return noisy sums of clipped replies.
+
+        The arguments are those of `Clients.exchange`.
 
         Raises:
             ConfigError: epsilon does not cover the exchange: it belongs to an evaluation, gathers
                 replies instead of adding them, goes to other clients than the round's cohort, or
                 comes after the `releases` exchanges that the run has counted on.
-            QuorumError, DivergenceError: as `Clients.exchange`.
+            QuorumError, DivergenceError, MethodError: as `Clients.exchange`.
         """
-        noisy = self._noisy(ClientWork.of(work), to, reduce, key)
-        outcome = super().exchange(work, down, to=to, reduce=noisy, key=key)
-        return self._public(outcome.parts, to)
+        parts = super().exchange(*args, **options).parts
+        (to,) = self._cohorts.values()
+        return Outcome(parts, to, weight=float(self.expected))
 
-    def _public(self, parts: Mapping[str, Tree], to: Sequence[int]) -> Outcome:
-        return Outcome(parts, tuple(to), weight=float(self.expected))
-
-    def _noisy(
-        self, work: ClientWork, to: Sequence[int], reduce: Mapping[str, Reducer], key: Key
-    ) -> dict[str, Noisy]:
+    def _noisy(self, exchange: Exchange, mechanism: Mechanism) -> dict[str, Noisy]:
         """Return the private reducers of an exchange. Raises ConfigError if it is not covered."""
+        work, reduce = exchange.work, exchange.reduce
         name = type(work.method).name or type(work.method).__name__
         if self._phase == "evaluate":
             raise ConfigError(
@@ -105,19 +95,19 @@ class PrivateClients(Clients):
                 "which are uploaded without noise. Choose a method whose server model predicts, "
                 "such as fl_proto, or set privacy to none."
             )
-        if list(self._cohorts.values()) != [tuple(to)]:
+        if list(self._cohorts.values()) != [exchange.to]:
             raise ConfigError(
                 f"privacy is set, and {name} sends {work.name!r} to other clients than the cohort "
                 "of the round, as one call of clients.sample returns it. The loss of privacy would "
                 "not be counted correctly. Choose another method, or set privacy to none."
             )
-        if self._releases is not None and self.exchanges >= self._releases:
+        if self._releases is not None and self.exchanges > self._releases:
             raise ConfigError(
                 f"privacy is set, and {name} asks for more than {self._releases} exchanges in a "
                 "round, which the run has counted on. Choose another method, or set privacy to "
                 "none."
             )
-        mechanism, noisy = self._mechanism, {}
+        noisy = {}
         for part, reducer in reduce.items():
             if not isinstance(reducer, Mean | Sum):
                 raise ConfigError(
@@ -131,17 +121,34 @@ class PrivateClients(Clients):
                     f"privacy.clip.{part}, or set privacy.clip to one number for all parts."
                 )
             deviation = mechanism.deviation(part, len(reduce))
-            normals = mechanism.normals(key.at("noise", work.name, part))
             largest = mechanism.largest(part, reducer.limit)
-            noisy[part] = Noisy(reducer, deviation, self.expected, len(self.ids), largest, normals)
+            noisy[part] = self._with_noise(exchange, part, reducer, deviation, largest)
         return noisy
 
+    def _with_noise(
+        self, exchange: Exchange, part: str, of: Mean | Sum, deviation: float, largest: float
+    ) -> Noisy:
+        normals = self._mechanism.normals(exchange.key.at("noise", exchange.work.name, part))
+        return Noisy(of, deviation, self.expected, len(self.ids), largest, normals)
+
     def _reduce(self, exchange: Exchange) -> Outcome:
+        name, adaptive = exchange.work.name, self._adaptive
+        mechanism = self._mechanism if adaptive is None else adaptive.mechanism(name)
+        reduce = self._noisy(exchange, mechanism)
+        if adaptive is not None:
+            like = adaptive.below(name, {part: one.of.like for part, one in reduce.items()})
+            deviation = adaptive.deviation(len(like))
+            reduce[COUNT] = self._with_noise(exchange, COUNT, Sum(like), deviation, 0.5)
         if not exchange.to:  # an empty cohort: there is only noise
-            found = {name: reducer.start(1).result() for name, reducer in exchange.reduce.items()}
-            return Outcome(found, ())
-        clipping: Any = _Clipping(self._fleet, self._mechanism)
-        return reduce_replies(clipping, exchange)
+            found = Outcome({part: one.start(1).result() for part, one in reduce.items()}, ())
+        else:
+            clipping: Any = _Clipping(self._fleet, mechanism, adaptive)
+            found = reduce_replies(clipping, replace(exchange, reduce=reduce))
+        if adaptive is not None and found.parts:
+            parts = dict(found.parts)
+            adaptive.update(name, parts.pop(COUNT))
+            found = replace(found, parts=parts)
+        return found
 
     def _check_quorum(self, outcome: Outcome, asked: int) -> None:
         if asked:
@@ -151,15 +158,18 @@ class PrivateClients(Clients):
 class _Clipping:
     """A stand-in for a fleet, with the function that `reduce_replies` calls."""
 
-    def __init__(self, fleet: Fleet, mechanism: Mechanism) -> None:
-        self._fleet, self._mechanism = fleet, mechanism
+    def __init__(self, fleet: Fleet, mechanism: Mechanism, adaptive: AdaptiveClip | None) -> None:
+        self._fleet, self._mechanism, self._adaptive = fleet, mechanism, adaptive
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the fleet's arrivals with clipped parts, and without metrics."""
-        for arrival in self._fleet.replies(exchange):
+        """Yield the fleet's arrivals with clipped parts and counts, and without metrics."""
+        work, adaptive = exchange.work.name, self._adaptive
+        asked = {part: one for part, one in exchange.reduce.items() if part != COUNT}
+        for arrival in self._fleet.replies(replace(exchange, reduce=asked)):
             reply = arrival.reply
             if reply is not None:
                 up = self._mechanism.clipped(reply.up)
+                up |= {} if adaptive is None else {COUNT: adaptive.below(work, reply.up)}
                 reply = reply._replace(up=up, weight=1.0, metrics={})
             yield arrival._replace(reply=reply)
 
@@ -172,7 +182,8 @@ class Rehearsal(PrivateClients):
     """
 
     def __init__(self, ids: Sequence[int], mechanism: Mechanism, **options: Any) -> None:
-        super().__init__(None, ids, mechanism, **options)  # type: ignore[arg-type]  # no fleet
+        nobody: Any = _Nobody()
+        super().__init__(nobody, ids, mechanism, **options)
         self.parts: set[str] = set()
         self.leaves: set[str] = set()
 
@@ -181,35 +192,30 @@ class Rehearsal(PrivateClients):
         self._cohorts[key] = tuple(self.ids)
         return self._cohorts[key]
 
-    def exchange(
-        self,
-        work: Callable[..., Reply],
-        down: Tree | PerClient,
-        *,
-        to: Sequence[int],
-        reduce: Mapping[str, Reducer],
-        key: Key,
-    ) -> Outcome:
-        """Return zeros. Raises ConfigError as `PrivateClients.exchange`."""
-        del down
-        asked = ClientWork.of(work)
-        noisy = self._noisy(asked, to, reduce, key)
-        self._keys.add((key, asked.name))
-        self.parts |= {*reduce}
-        self.leaves |= {path for one in noisy.values() for path, _ in tree.items(one.of.like)}
-        zeros = {name: tree.zeros_like(reducer.of.like) for name, reducer in noisy.items()}
-        return self._public(zeros, to)
+    def _reduce(self, exchange: Exchange) -> Outcome:
+        likes = {name: one.of.like for name, one in self._noisy(exchange, self._mechanism).items()}
+        self.parts |= {*likes}
+        self.leaves |= {path for like in likes.values() for path, _ in tree.items(like)}
+        return Outcome(tree.zeros_like(likes), exchange.to)
+
+
+class _Nobody:
+    """A stand-in for a fleet without clients, whose storage keeps nothing."""
+
+    @property
+    def bank(self) -> _Nobody:
+        return self
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Apply `fn` to every item."""
         return [fn(item) for item in items]
 
-    def recall(self, client: int, first: Tree) -> Tree:
-        """Return `first`."""
-        del client
-        return first
+    def load(self, client: int, upto: tuple[int, int]) -> None:
+        """Find nothing."""
 
-    def remember(self, client: int, content: Tree) -> None:
+    def save(self, client: int, version: tuple[int, int], state: object) -> None:
+        """Keep nothing."""
+
+    def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
         """Keep nothing."""
 
 

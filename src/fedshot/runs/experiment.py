@@ -354,6 +354,7 @@ class Experiment:
             if self.config.run.below_quorum == "stop":
                 raise
             skipped = error.reason
+        metrics = {**metrics, **{f"clip_{name}": clip for name, clip in self._ledger.clips.items()}}
         record = Record(
             self.round, metrics, faults=_faults(clients), skipped=skipped,
             exchanges=clients.exchanges, extreme=trust.extreme(measured),
@@ -472,6 +473,7 @@ class Experiment:
             "best": [self.best_round, self._best.accuracy if self._best else -1.0],
             "ledger": self.meter.to_json(),
             "private": self._private,
+            **({"clips": self._ledger.clips} if self._ledger.clips else {}),
         }
         self.checkpoints.write(self.round, self.server, notes)
         self.recorder.write("ledger.json", self.meter.to_json(), sync=False)  # as in notes
@@ -497,6 +499,7 @@ class Experiment:
         self.best_round = notes["best"][0]
         self.meter.load_json(notes["ledger"])
         self._private = notes["private"]
+        self._ledger.clips = notes.get("clips", {})
         self.fleet.open(self.round, self._private)
 
     def _check_classes(self) -> None:

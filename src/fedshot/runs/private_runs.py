@@ -121,14 +121,16 @@ def planned(
     if run.secure_sums:
         _check_client_noise(options)
     if isinstance(options, ClientLevel):
-        mechanism = Mechanism(1.0, options.clip)
+        fixed = options.sampling == "fixed"
+        mechanism = Mechanism(1.0, options.clip, quantile=options.quantile, fixed=fixed)
     elif (sensitivity := method.example_sensitivity) is not None:
         mechanism = Mechanism(1.0, sensitivity=sensitivity)
     else:
         raise ConfigError(
             "privacy.name is 'example', and nothing bounds what one example changes in the uploads "
-            f"of {method.name}. Set privacy.name to 'client', or choose fedncm, fedcgs or fed3r "
-            "with method.normalize true."
+            f"of {method.name}: they are not sums over examples, each of bounded size. Set "
+            "privacy.name to 'client', which hides a client with all its examples; or choose "
+            "fedncm, fedcgs or fed3r, with method.normalize true."
         )
     releases = rehearse(method, clients, mechanism, key)
     # With secure sums the server knows who takes part, so sampling hides nothing.
@@ -138,7 +140,8 @@ def planned(
     rounds = min(run.rounds, 1)
     if by_client:
         rounds = run.rounds
-        accountant = Accountant(accountant.noise, options.delta, releases, probability)
+        accountant = replace(accountant, releases=releases, probability=probability,
+                             fixed_of=len(clients) if mechanism.fixed else None)  # fmt: skip
     if options.noise is None:
         assert options.epsilon is not None
         accountant = accountant.calibrated(options.epsilon, rounds)
@@ -163,6 +166,12 @@ def _check_client_noise(options: Privacy) -> None:
             "contributions of bounded size, which are clipped. Set privacy.name to 'client', or "
             "run.secure_sums to false."
         )
+    if options.quantile is not None:
+        raise ConfigError(
+            f"privacy.quantile is {options.quantile}, and run.secure_sums is true: the clients "
+            "clip, and nothing tells the server how many had a norm above the clip. Remove "
+            "privacy.quantile, or set run.secure_sums to false."
+        )
 
 
 def client_noise(config: Config, clients: int, *, secret: bool = False) -> ClientNoise | None:
@@ -180,8 +189,10 @@ def client_noise(config: Config, clients: int, *, secret: bool = False) -> Clien
         return None
     if options.noise is None:
         raise ConfigError("clients add the noise, and privacy.noise is missing. Set it.")
-    mechanism = Mechanism(options.noise, options.clip, secret=secret)
-    return ClientNoise(mechanism, config.run.secure_threshold, clients)
+    fixed = options.sampling == "fixed"
+    mechanism = Mechanism(options.noise, options.clip, fixed=fixed, secret=secret)
+    cohort = min(config.run.cohort or clients, clients)
+    return ClientNoise(mechanism, config.run.secure_threshold, clients, cohort)
 
 
 class _Ledger(TypedDict):
@@ -193,7 +204,7 @@ class PrivacyLedger:
 
     Noise that follows from the run's seed is the same when a round is repeated after a crash, which
     then costs nothing. Secret noise is not: a run with it writes down every round before it begins,
-    and counts repeated rounds, too.
+    and counts repeated rounds, too. `clips` are the clips that have adapted, by name.
 
     Args:
         plan: the plan of the run; None without privacy.
@@ -204,6 +215,7 @@ class PrivacyLedger:
     def __init__(self, plan: PrivacyPlan | None, folder: Path, *, secret: bool) -> None:
         self._plan, self._path = plan, folder / LEDGER
         self._secret = secret and plan is not None
+        self.clips: dict[str, float] = {}
 
     def _repeated(self, round: int) -> int:
         """Return how many rounds were begun and then repeated, if the run is at `round`."""
@@ -241,4 +253,4 @@ class PrivacyLedger:
             return Clients(fleet, ids, **options)
         mechanism = replace(self._plan.mechanism, secret=self._secret)
         of = NoisyClients if self._plan.secure else PrivateClients
-        return of(fleet, ids, mechanism, self._plan.releases, **options)
+        return of(fleet, ids, mechanism, self._plan.releases, clips=self.clips, **options)

@@ -96,7 +96,9 @@ class ClientRuntime:
     ) -> None:  # fmt: skip
         self._method, self._store, self._clients = method, fleet.host.store, frozenset(clients)
         self._fleet, self._folder, self._run, self._tell = fleet, folder, run, tell
-        self._masking = MaskingClients(fleet, noise=noise, signatures=signatures)
+        self._masking = MaskingClients(
+            fleet, noise=noise, threshold=run.secure_threshold, signatures=signatures
+        )
         self._session, self._done = 0, 0
         self._sealed: Seal = NO_SEAL
         if (path := folder / "life.json").exists():

@@ -28,7 +28,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -58,6 +57,7 @@ class ClientNoise:
         mechanism: the clip, and the noise that a sum must have.
         threshold: share of a cohort that must be left in a secure sum.
         population: the number of all clients, which fixes the unit of the sum's integers.
+        cohort: the number of clients that an exchange asks.
 
     Raises:
         ConfigError: more than `MAX_POPULATION` clients.
@@ -66,6 +66,7 @@ class ClientNoise:
     mechanism: Mechanism
     threshold: float
     population: int
+    cohort: int
 
     def __post_init__(self) -> None:
         if self.population > MAX_POPULATION:
@@ -96,20 +97,21 @@ class ClientNoise:
               for name, part in self.mechanism.clipped(reply.up).items()}  # fmt: skip
         return reply._replace(up=up, weight=1.0, metrics={})
 
-    def share(self, reduce: Mapping[str, Reducer], cohort: int, key: Key) -> Ints:
+    def share(self, reduce: Mapping[str, Reducer], key: Key) -> Ints:
         """Return a client's noise, int64 [n], in the order of the integers of an `Element`.
 
         Args:
             reduce: as in `sums`.
-            cohort: number of clients that were asked.
             key: seeds the noise, unless the mechanism draws it from the operating system.
         """
         sums = self.sums(reduce)
         sizes = {name: sum(map(Tensor.numel, tree.leaves(one.like))) for name, one in sums.items()}
-        # Rounding moves the contribution by at most sqrt(n) / 2 units, of at least 2**30 in a
-        # deviation.
-        rounding = self.mechanism.noise * math.sqrt(sum(sizes.values())) / (2 * _LEAST_UNITS)
-        part_of_all = (1 + rounding) / math.sqrt(needed(self.threshold, cohort) - 1)
+        # Rounding moves a contribution by at most sqrt(n) / 2 units, of at least 2**30 in a
+        # deviation; if one client replaces another, two contributions are rounded.
+        rounded = 2 if self.mechanism.fixed else 1
+        moved = rounded * math.sqrt(sum(sizes.values())) / 2
+        rounding = self.mechanism.noise * moved / _LEAST_UNITS
+        part_of_all = (1 + rounding) / math.sqrt(needed(self.threshold, self.cohort) - 1)
         found = [np.zeros(0, np.int64)]
         for name in sorted(sums):
             units = 2.0 ** sums[name].start(self.population).bits
@@ -130,9 +132,8 @@ class NoisyClients(PrivateClients):
         return self._cohorts.setdefault(key, Clients.sample(self, key))
 
     def _reduce(self, exchange: Exchange) -> Outcome:
-        noisy: Any = exchange.reduce
-        plain = {name: reducer.of for name, reducer in noisy.items()}
-        outcome = self._combine(self._fleet, replace(exchange, reduce=plain))
+        noisy = self._noisy(exchange, self._mechanism)
+        outcome = self._combine(self._fleet, exchange)
         parts = {name: _finished(noisy[name], total) for name, total in outcome.parts.items()}
         return replace(outcome, parts=parts)
 

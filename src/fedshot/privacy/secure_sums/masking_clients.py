@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 
+from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.fleets.guard import fault
@@ -38,19 +39,14 @@ from fedshot.privacy.secure_sums.masks import (
     sign,
     text,
 )
-from fedshot.privacy.secure_sums.neighbourhoods import MIN_CLIENTS
+from fedshot.privacy.secure_sums.neighbourhoods import MIN_CLIENTS, degree, needed
 from fedshot.privacy.secure_sums.ring import encode, to_bytes
 from fedshot.privacy.secure_sums.shamir import SECRET_BYTES, SHARE_BYTES, split
 from fedshot.protocol.exchange import MASKED, Arrival, Exchange, Fault, Fleet, Masking, Reply
-from fedshot.protocol.reducers import NOT_FINITE, TOO_LARGE
+from fedshot.protocol.reducers import Mean, Reducer, Sum
 
 KEYS, SHARES, UNMASK = STEPS = ("advertise_keys", "share_secrets", "unmask")
 """Names of the steps that precede and follow the masked uploads."""
-
-_HIDDEN = (
-    f"its reply {NOT_FINITE}, or {TOO_LARGE} the exchange, or has another form; with noise by the "
-    "clients the server is not told which"
-)
 
 RandomBytes = Callable[[int], bytes]
 """Returns n random bytes."""
@@ -105,6 +101,8 @@ class MaskingClients(Wrapper):
         fleet: runs the clients.
         random_bytes: returns a client's source of random bytes for a step of an exchange.
         noise: how clients clip and what noise they add; None for neither.
+        threshold: the least share of a client's neighbours, itself among them, that recover its
+            secrets; a server that asks for fewer is refused.
         signatures: sign the clients' keys, and check those of others; None for neither.
     """
 
@@ -113,10 +111,12 @@ class MaskingClients(Wrapper):
         fleet: Fleet,
         random_bytes: Callable[[Key], RandomBytes] = of_the_system,
         noise: ClientNoise | None = None,
+        threshold: float = 0.5,
         signatures: Signatures | None = None,
     ) -> None:
         super().__init__(fleet)
-        self._random_bytes, self._noise, self._signatures = random_bytes, noise, signatures
+        self._random_bytes, self._noise = random_bytes, noise
+        self._threshold, self._signatures = threshold, signatures
         self._secrets: dict[int, _Secrets] = {}
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
@@ -132,13 +132,17 @@ class MaskingClients(Wrapper):
     def masked(self, exchange: Exchange, arrival: Arrival) -> Arrival:
         """Return a client's arrival with its reply masked, if the exchange asks for it.
 
-        A reply with a fault is not sent, since the server could not see the fault.
+        A reply with a fault is not sent, since the server could not see the fault. If clients add
+        noise, zeros are sent in its place.
         """
         client, reply, _ = arrival
         if reply is None or exchange.masking is None:
             return arrival
         if reason := fault(_unmasked(exchange, exchange.masking), client, reply):
-            return Arrival(client, None, Fault("refused", _HIDDEN if self._noise else reason))
+            if self._noise is None:
+                return Arrival(client, None, Fault("refused", reason))
+            # That a client is refused would say something of its data: it contributes zeros.
+            reply = Reply(_zeros(exchange.masking.reduce), {}, 1.0)
         try:
             up = self._mask(exchange, exchange.masking, client, reply)
         except (_RefusedError, ValueError) as error:
@@ -176,7 +180,8 @@ class MaskingClients(Wrapper):
         n = len({client, *neighbours})
         if own.pair_keys or n != len(neighbours) + 1:
             raise _RefusedError("it has shared its secrets already, or a neighbour is named twice")
-        if n < MIN_CLIENTS or not n < 2 * threshold <= 2 * n:
+        least = max(needed(self._threshold, n), n // 2 + 1)
+        if n < MIN_CLIENTS or not least <= threshold <= n:
             raise _RefusedError(
                 f"{threshold} of {n} clients are too few, or too many, for a secret"
             )
@@ -214,11 +219,10 @@ class MaskingClients(Wrapper):
         if self._noise is None:
             element = encode(masking.reduce, masking.cohort, reply)
         else:
+            self._check_cohort(masking, len(others) + 1)
             sums, reply = self._noise.sums(masking.reduce), self._noise.contribution(reply)
             element = encode(sums, self._noise.population, reply)
-            element.vector += self._noise.share(
-                masking.reduce, masking.cohort, exchange.client_key(client)
-            )
+            element.vector += self._noise.share(masking.reduce, exchange.client_key(client))
         element.add_mask(self_mask(own.self_seed, own.context, element.nbytes), 1)
         private = pair_key(own.pair_seed, own.context)
         for other in others:
@@ -231,6 +235,15 @@ class MaskingClients(Wrapper):
             "weight": weight,
             "metrics": dict(zip(sorted(reply.metrics), metrics, strict=True)),
         }
+
+    def _check_cohort(self, masking: Masking, left: int) -> None:
+        """Refuse a sum with less noise than the configuration says."""
+        assert self._noise is not None
+        cohort = self._noise.cohort
+        if masking.cohort != cohort:
+            raise _RefusedError(f"the sum is one of {masking.cohort} clients, not of {cohort}")
+        if degree(cohort) == cohort - 1 and left < needed(self._noise.threshold, cohort):
+            raise _RefusedError(f"{left} of {cohort} clients are too few for the noise of a sum")
 
     def _unmask(self, exchange: Exchange, client: int, message: Tree) -> Tree:
         """Return a share of one secret of each neighbour, uint8 [m, 17], and of its own self seed.
@@ -265,6 +278,15 @@ class MaskingClients(Wrapper):
 def _signed(context: str, client: int, *keys: bytes) -> bytes:
     """Return what a node signs: the keys of a client in an exchange."""
     return json.dumps(["fedshot secure sums", context, client, *map(bytes.hex, keys)]).encode()
+
+
+def _zeros(reduce: Mapping[str, Reducer]) -> dict[str, Tree]:
+    """Return parts of zeros."""
+    found = {}
+    for name, reducer in reduce.items():
+        assert isinstance(reducer, Mean | Sum), "secure sums refuse other reducers"
+        found[name] = tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype), reducer.like)
+    return found
 
 
 def _unmasked(exchange: Exchange, masking: Masking) -> Exchange:
