@@ -9,7 +9,8 @@ sum of the clipped parts, with noise multiplier z_s, and the sum of b_i - 1/2, w
     C <- C exp(-eta (b - gamma))
 
 Both are one Gaussian mechanism of multiplier z, so an exchange costs what it costs with a fixed
-clip. As in the paper, eta is 0.2 and z_b is m / 10, so that the noise in b has deviation 1/20.
+clip. As in the paper, eta is 0.2 and z_b is m / 10, so that the noise in b has deviation 1/20,
+or 1/10 if cohorts have a fixed size.
 Departure from the paper: z_b is at least 2 z, so that with few clients the count takes at most a
 quarter of the budget. With a clip for each part, each has a count of its own.
 """

@@ -77,7 +77,7 @@ class ClientLevel(Privacy):
         clip: largest L2 norm of all parts that a client uploads in one exchange; or the largest
             norm of each part by name, such as {theta: 0.5, sums: 10}. A larger part is scaled down.
         quantile: adapt the clip after every exchange, so that this share of the clients have norms
-            of at most the clip; `clip` is the first one. 0.5 is the median. It takes up to 15 %
+            of at most the clip; `clip` is the first one. 0.5 is the median. It takes up to 16 %
             more noise in the sums, since the noisy count of these clients spends, too. null: the
             clip does not change.
         sampling: "poisson": each client is in a cohort with probability run.cohort / clients, and
