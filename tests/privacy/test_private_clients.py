@@ -111,6 +111,15 @@ def test_the_noise_is_normal_with_the_stated_deviation(
     assert torch.equal(again["a"], got["a"]) != mechanism.secret
 
 
+@pytest.mark.parametrize("population", [1, 3, 30, 1000])
+def test_noise_covers_the_last_bits_of_a_sum(population: int) -> None:
+    """Else the last bits of the sum would be those of the data."""
+    like = torch.zeros(4000, dtype=torch.float64)
+    noisy = Noisy(Sum(like), 1.0, 1, population, 1e-6, Mechanism(1.0).normals(KEY)).start(1)
+    noisy.result()
+    assert 0.45 < (noisy._sum.total % 2).double().mean() < 0.55
+
+
 def test_noise_larger_than_a_sum_has_room_for_does_not_overflow() -> None:
     got = exchanged(Mechanism(1.0, 2.0**40), {0: {"a": ZEROS}}, {"a": Sum(ZEROS)}, quorum=0.0)
     assert 0 < float(got["a"].abs().max()) < 2.0**44

@@ -9,7 +9,8 @@ nothing is clipped.
 
 The noise is added to the integers of the fixed-point sum. Their unit, by which each number of a
 contribution may exceed its clipped value, is at most about 2**-60 times the clip, or 32 standard
-deviations of the noise if these are more, times the number of all clients.
+deviations of the noise if these are more, times the number of all clients, and at least 2**-50
+standard deviations.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ Delta: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 Quantile: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 Clip: TypeAlias = float | Mapping[str, float]
 _ROOM = 32  # a fixed-point sum has room for so many standard deviations of noise
+# Noise has less than 2**53 units: of larger ones, float64 would leave out the last bits.
+_COARSE = 2**13
 
 
 @dataclass(frozen=True)
@@ -222,7 +225,8 @@ class _NoisySum:
 
     def __init__(self, reducer: Noisy) -> None:
         self._reducer, of = reducer, reducer.of
-        limit = max(reducer.largest, _ROOM * reducer.deviation)
+        room = max(_ROOM, _COARSE / reducer.population)
+        limit = max(reducer.largest, room * reducer.deviation)
         like = tree.map(_floating, of.like)
         self._sum: Any = replace(of, like=like, limit=limit).start(reducer.population)
 
