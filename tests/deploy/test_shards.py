@@ -162,7 +162,7 @@ def test_clients_with_tests_of_their_own_are_dealt_for_a_server_with_the_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("flwr", reason="the extra `flower` is not installed")
-    words = ["flower", "deal", "--nodes", "2", "--to", str(tmp_path / "dealt")]
+    words = ["flower", "partition", "--nodes", "2", "--to", str(tmp_path / "dealt")]
     own = ["--data", "digits", "--split.base", "0-9", "--split.validation", "[]"]
     own += ["--split.novel", "[]", "--partition", "pathological", "--partition.clients", "3"]
     own += ["--episode.way", "3", "--episode.shot", "1", "--episode.query", "1"]

@@ -28,11 +28,11 @@ from fedshot.config.registry import (
     NONE,
     OPTIONAL,
     SECTIONS,
+    expand_name,
+    expand_names,
     is_text,
     load_plugins,
-    long,
     unknown_option,
-    written_out,
 )
 from fedshot.config.schema import ModelOptions, RunOptions
 from fedshot.config.settings import Settings
@@ -198,13 +198,13 @@ def override(
     for option, text in _pairs(arguments):
         path = option.removeprefix("--")
         value = trees.parse(text, is_text, origin=f"the value of {option}", path=path)
-        trees.put(given, path, long(path, value))
-    return laid_over(settings, given)
+        trees.put(given, path, expand_name(path, value))
+    return merge_over(settings, given)
 
 
-def laid_over(settings: Mapping[str, Any], given: Settings) -> tuple[Settings, list[str]]:
+def merge_over(settings: Mapping[str, Any], given: Settings) -> tuple[Settings, list[str]]:
     """Merge the settings `given` over those of a file, as `override` does for arguments."""
-    below = written_out(settings)
+    below = expand_names(settings)
     notices = [text for path in KINDS if (text := _drop_other_kind(below, given, path))]
     return trees.merged(below, given), notices
 
@@ -418,7 +418,7 @@ def _take_kind(tree: Settings, path: str) -> tuple[str, Settings]:
     section = tree[above] if above else tree
     if not isinstance(section, dict):
         raise ConfigError(f"{above} is {section!r}; expected keys and values, such as {path}.name.")
-    value = long(path, section.pop(last, {}))
+    value = expand_name(path, section.pop(last, {}))
     if not isinstance(value, dict):
         raise ConfigError(f"{path} is {value!r}; expected a name, or keys and values.")
     kind = value.pop("name", default)

@@ -82,7 +82,7 @@ def plugins_in(settings: Settings) -> dict[str, str]:
     }
 
 
-def long(path: str, value: Any) -> Any:
+def expand_name(path: str, value: Any) -> Any:
     """Return the value `fl_proto` of a component such as `method` as `{name: fl_proto}`.
 
     Mappings, and values at other key paths, are returned as they are.
@@ -90,7 +90,7 @@ def long(path: str, value: Any) -> Any:
     return {"name": value} if path in KINDS and isinstance(value, str) else value
 
 
-def written_out(tree: Mapping[str, Any]) -> Settings:
+def expand_names(tree: Mapping[str, Any]) -> Settings:
     """Return settings in which every component is a mapping, so that settings can be merged.
 
     A component that is given by its name, `method: fl_proto`, becomes `{name: fl_proto}`.
@@ -98,7 +98,7 @@ def written_out(tree: Mapping[str, Any]) -> Settings:
     full: Settings = deepcopy(dict(tree))
     for path in KINDS:
         if isinstance(value := trees.at(full, path), str):
-            trees.put(full, path, long(path, value))
+            trees.put(full, path, expand_name(path, value))
     return full
 
 
@@ -110,7 +110,7 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
     """
     tree: Settings = {}
     for layer in layers:
-        tree = written_out(trees.without_nulls(trees.merged(tree, layer)))
+        tree = expand_names(trees.without_nulls(trees.merged(tree, layer)))
     return tree
 
 
@@ -206,7 +206,7 @@ def _options_in(settings: Settings) -> tuple[Option, ...]:
     """Return the options of all sections, and of the components that the settings choose."""
     found = []
     for path, (kinds, default) in KINDS.items():
-        section = long(path, trees.at(settings, path)) or {}
+        section = expand_name(path, trees.at(settings, path)) or {}
         kind = section.get("name", default) if isinstance(section, Mapping) else None
         if isinstance(kind, str) and kind in kinds:
             found.append((path, kind, kinds[kind]))
