@@ -58,7 +58,7 @@ def written(folder: Path) -> Settings:
 
 
 def configuration(folder: Path, *, any_device: bool = False) -> Config:
-    """Return the configuration of a run. Raises ConfigError, and CheckpointError as `written`.
+    """Return the configuration of a run. Raises ConfigError, and CheckpointError as `written` does.
 
     With `any_device`, `run.device` becomes "cpu" if this machine lacks the device of the run.
     """

@@ -171,7 +171,7 @@ def pack_tests(
 ) -> list[str]:
     """Write the server's test data, with the dataset's examples of validation and novel classes.
 
-    Returns and raises as `pack_client`.
+    The return value and errors are those of `pack_client`.
     """
     n, classes = _clients(config), Classes.of(config)
     dataset, remarks = classes.of_part(dataset, ["validation", "novel"])
