@@ -902,7 +902,7 @@ def test_a_method_talks_to_its_clients_as_often_as_its_rows_say(name: str, tmp_p
 def test_a_row_with_too_many_rounds_says_so(tmp_path: Path) -> None:
     """By what was counted, whatever its file declares."""
     tree = changed()
-    tree["settings"]["partition"] = {"name": "redealt", "clients": 2, "by": "iid"}
+    tree["settings"]["partition"] = {"name": "resampled", "clients": 2, "by": "iid"}
     tree["settings"]["test"] |= {"group": {"clients": 2, "by": "iid"}, "shot": 4, "query": 4}
     tree["columns"] = {"one": {"settings": {"episode": {"shot": 4, "query": 4}}}}
     method = {"name": "frl", "variant": "proto", "inner_rounds": 1}

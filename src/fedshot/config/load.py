@@ -27,6 +27,7 @@ from fedshot.config.registry import (
     KINDS,
     NONE,
     OPTIONAL,
+    RENAMED,
     SECTIONS,
     expand_name,
     expand_names,
@@ -45,7 +46,7 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.encoders.frozen import EncoderOptions
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partitioner
-from fedshot.data.partitions.redealt import Redealt
+from fedshot.data.partitions.resampled import Resampled
 from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.registry import SOURCES
 from fedshot.data.sources.source import Source
@@ -131,7 +132,7 @@ class Config:
     def divides(self) -> bool:
         """Whether each client divides all of its own examples into support and queries."""
         asks = {field.name for field in fields(METHODS[self.settings["method"]["name"]])}
-        return "redealt" in asks and not isinstance(self.partition, Redealt)
+        return "resampled" in asks and not isinstance(self.partition, Resampled)
 
     @property
     def training_episode(self) -> EpisodeSpec | None:
@@ -379,7 +380,7 @@ class _Maker:
     """Makes the configured method once the model and the data are known.
 
     A method class with these fields also gets `classes` (the base classes), `clients` (the number
-    of clients), and `redealt` (whether the images are assigned to clients again in each episode).
+    of clients), and `resampled` (whether the images are assigned to clients again in each episode).
     """
 
     name: str
@@ -389,8 +390,8 @@ class _Maker:
 
     def __call__(self, model: Model, classes: tuple[int, ...], clients: int) -> Method[Any]:
         cls = METHODS[self.name]
-        redealt = isinstance(self.partition, Redealt)
-        given = {"classes": classes, "clients": clients, "redealt": redealt}
+        resampled = isinstance(self.partition, Resampled)
+        given = {"classes": classes, "clients": clients, "resampled": resampled}
         asks = {field.name for field in fields(cls)} & given.keys()
         known: dict[str, Any] = {name: given[name] for name in asks}
         with with_option_path("method", cls):
@@ -424,6 +425,8 @@ def _take_kind(tree: Settings, path: str) -> tuple[str, Settings]:
     kind = value.pop("name", default)
     valid = [*kinds, NONE] if path in OPTIONAL else [*kinds]
     if kind not in valid:
+        if now := RENAMED.get(path, {}).get(str(kind)):
+            raise ConfigError(f"{path} {kind!r} is called {now!r} now. Write the new name.")
         known = (
             f"file: {FILES}=my_method.py" if path == "method" else f"module: {VARIABLE}=my_module"
         )

@@ -63,6 +63,8 @@ _RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
     "method.moments": ("method.optimizer_state", {"fresh": "reset", "kept": "keep"}),
     "run.unable": ("run.infeasible_clients", {}),
 }
+# Renamed components: key path -> old name -> new name.
+RENAMED: dict[str, dict[str, str]] = {"partition": {"redealt": "resampled"}}
 
 
 @cache
@@ -181,14 +183,10 @@ def difference(
         except_for: key paths to ignore.
         diagnostics: whether to compare diagnostic options too, which do not affect training.
     """
-    before, after = dict(trees.flat(old)), dict(trees.flat(new))
+    before, after = dict(trees.flat(current_names(old))), dict(trees.flat(new))
     for option, value in REMOVED.get(str(trees.at(new, "method.name")), {}).items():
         if before.get(path := f"method.{option}") == value and path not in after:
             before.pop(path, None)
-    for path, (renamed, values) in _RETIRED.items():
-        if path in before and path not in after and renamed in after:
-            value = before.pop(path)
-            before[renamed] = values.get(value, value) if isinstance(value, str) else value
     for one in _options_in(new):
         if not one.required and (one.path in before or one.path in after):
             before.setdefault(one.path, one.default)
@@ -200,6 +198,22 @@ def difference(
         if before.get(path) != after.get(path) and path not in ignored
     ]
     return "; ".join(changed) or None
+
+
+def current_names(settings: Mapping[str, Any]) -> Settings:
+    """Return settings of an older version with today's names of their components and options."""
+    tree = expand_names(settings)
+    for path, names in RENAMED.items():
+        if (now := names.get(str(trees.at(tree, f"{path}.name")))) is not None:
+            trees.put(tree, f"{path}.name", now)
+    valid = {option.path for option in _options_in(tree)}
+    for path, (new, values) in _RETIRED.items():
+        section, _, option = path.rpartition(".")
+        held = trees.at(tree, section)
+        if path not in valid and new in valid and isinstance(held, dict) and option in held:
+            value = held.pop(option)
+            trees.put(tree, new, values.get(value, value) if isinstance(value, str) else value)
+    return tree
 
 
 def _options_in(settings: Settings) -> tuple[Option, ...]:

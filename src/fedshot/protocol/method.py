@@ -59,9 +59,9 @@ class Traits:
         adds_examples: predictions are built from the support examples one at a time, so that more
             examples can be added later.
         base_classes_only: the method only predicts base classes, and cannot be tested on others.
-        redealt: the method trains on episodes whose images the partition "redealt" divides among
-            all clients.
-        trains_on_pool: with partition "redealt", clients draw batches from all training images,
+        resampled: the method trains on episodes whose images the partition "resampled" divides
+            among all clients.
+        trains_on_pool: with partition "resampled", clients draw batches from all training images,
             not from the images that the partition assigns to them.
         stores_client_models: `stored_model(server, clients, i)` returns the model that the server
             stores for client i.
@@ -81,7 +81,7 @@ class Traits:
     adapts: bool = False
     adds_examples: bool = False
     base_classes_only: bool = False
-    redealt: bool = False
+    resampled: bool = False
     trains_on_pool: bool = False
     stores_client_models: bool = False
     gathers: tuple[str, str] | None = None

@@ -28,7 +28,7 @@ from fedshot.core.errors import ConfigError, DataError
 from fedshot.data.dataset import Dataset, Encoding, Ints
 from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.partitions.partition import ClientSplit, Partition
-from fedshot.data.partitions.redealt import Pool
+from fedshot.data.partitions.resampled import Pool
 from fedshot.data.tokens import PADDING, Table, Tokens, Words
 from fedshot.runs.prepare import FederatedDataset, PreparedRun
 
@@ -99,8 +99,8 @@ def write_shards(
     """
     if isinstance(partition, Pool):
         raise DataError(
-            "partition.name is 'redealt', which redistributes the data in every round; clients on "
-            "nodes keep their data. Set it to another, such as 'classes' or 'iid'."
+            "partition.name is 'resampled', which redistributes the data in every round; clients "
+            "on nodes keep their data. Set it to another, such as 'classes' or 'iid'."
         )
     notes = notes_of(dataset, partition)
     for client in clients:

@@ -207,7 +207,7 @@ def _clients(config: Config) -> int:
     """
     kind = config.settings["partition"]["name"]
     found = getattr(config.partition, "clients", None)
-    if kind == "redealt" or not isinstance(found, int):
+    if kind == "resampled" or not isinstance(found, int):
         raise ConfigError(
             f"partition.name is {kind!r}; the clients' data are already on their hosts. Set "
             "partition.name to 'iid', which moves no data here, and partition.clients to the "

@@ -78,7 +78,7 @@ class FRL(MetaTrained):
         episode: shape of an episode: its classes, and the images of each at all clients together.
             Clients that keep their own images divide them in its ratio of shot to query.
         classes: the base classes, as class indices of the dataset.
-        redealt: whether images are reassigned to the clients for each episode.
+        resampled: whether images are reassigned to the clients for each episode.
         variant: "linear" trains a linear head; "proto" predicts by the nearest prototype; "gpal" is
             "proto" with L_aux, a loss that pulls features towards the global prototypes.
         mode: sets the options that are null. "strict": prototypes "exact", refresh true, positions
@@ -128,7 +128,7 @@ class FRL(MetaTrained):
     name: ClassVar[str] = "frl"
 
     classes: tuple[int, ...]
-    redealt: bool = False
+    resampled: bool = False
     variant: Variant = "gpal"
     mode: ModeName = "strict"
     inner_rounds: int = 3
