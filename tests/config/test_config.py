@@ -420,6 +420,7 @@ def test_an_unknown_option_gets_the_nearest_ones_however_deep(
          "'reset', and its value 'kept' is 'keep'. Write the new name."),
         (["--method", "fedfsl_mi_adv", "--method.floor", "0.1"], "called 'method.min_prob' now"),
         (["--method.moments", "kept"], "there is no option 'method.moments'"),
+        (["--method", "f2l", "--method.answer_by", "turns"], "called 'method.test_clients' now"),
         (["--partition", "redealt"], "partition 'redealt' is called 'resampled' now"),
     ],
 )  # fmt: skip

@@ -660,7 +660,7 @@ def test_f2l_recipes_tell_what_the_paper_says_otherwise(name: str) -> None:
         strict = method["name"] == "f2l" and method["mode"] == "strict"
         assert (ORDER in told) == strict
         assert (TRANSFER in told) == (strict and method["lambda_mi"] != 0)
-        alone = method["name"] == "fsl_local" and method["answer_by"] == "turns"
+        alone = method["name"] == "fsl_local" and method["test_clients"] == "round_robin"
         assert ("goes to one client in turn" in told) == alone
         assert ("drawn from all novel examples together" in told) == (
             method.get("mode") != "official"

@@ -58,6 +58,7 @@ NONE = "none"  # no component at a key path of OPTIONAL
 OPTIONAL = ("model.head", "model.encoder", "privacy", "attack")
 # Renamed options: old key path, new key path, and the values that were renamed with the option.
 _RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
+    "method.answer_by": ("method.test_clients", {"turns": "round_robin"}),
     "method.floor": ("method.min_prob", {}),
     "method.longest": ("method.max_grad_norm", {}),
     "method.moments": ("method.optimizer_state", {"fresh": "reset", "kept": "keep"}),
