@@ -18,7 +18,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.data.partitions.redealt import Redealt
+from fedshot.data.partitions.resampled import Resampled
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
@@ -65,7 +65,7 @@ class RepeatedEpisode:
             self.model, SPEC, base, True, variant, inner_rounds=ROUNDS, refresh=refresh
         )
         indices = np.arange(len(dataset))
-        split = Redealt(CLIENTS, by).assign(dataset, indices, Key(0), SPEC)
+        split = Resampled(CLIENTS, by).assign(dataset, indices, Key(0), SPEC)
         store = PrivateStore(folder / f"{by}-{variant}-{refresh}")
         self.fleet = Sequential(Host(self.method, dataset, split.train, store, Key(1)))
         self.server, self.t = self.method.init(Key(2)), 0

@@ -13,15 +13,15 @@ trap 'kill $(jobs -p) 2>/dev/null' EXIT
 
 # Certificates of the server, and the clients and the key of each node.
 fedshot flower keys --server "$server" --folder "$folder/server"
-fedshot flower deal --config "$config" --nodes "$SLURM_NTASKS" --to "$folder/data" |
-  tee "$folder/deal.txt"
+fedshot flower partition --config "$config" --nodes "$SLURM_NTASKS" --to "$folder/data" |
+  tee "$folder/partition.txt"
 i=0
 while read -r clients; do
   fedshot flower keys --node "$folder/node-$i.key"
   # shellcheck disable=SC2086  # several words
   fedshot flower keys --admit "$folder/node-$i.pub" $clients --folder "$folder/server"
   i=$((i + 1))
-done < <(grep -o -- '--clients .*' "$folder/deal.txt")
+done < <(grep -o -- '--clients .*' "$folder/partition.txt")
 
 fedshot flower server --host 0.0.0.0 --folder "$folder/server" > "$folder/server.txt" &
 until grep -qs listening "$folder/server.txt"; do kill -0 $!; sleep 1; done

@@ -26,6 +26,7 @@ from fedshot.learners.proto import Proto
 from fedshot.methods.registry import METHODS
 from fedshot.nn.models.backbones import MLP
 from fedshot.nn.models.model import Model
+from fedshot.runs import run_folder
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 
@@ -419,6 +420,8 @@ def test_an_unknown_option_gets_the_nearest_ones_however_deep(
          "'reset', and its value 'kept' is 'keep'. Write the new name."),
         (["--method", "fedfsl_mi_adv", "--method.floor", "0.1"], "called 'method.min_prob' now"),
         (["--method.moments", "kept"], "there is no option 'method.moments'"),
+        (["--method", "f2l", "--method.answer_by", "turns"], "called 'method.test_clients' now"),
+        (["--partition", "redealt"], "partition 'redealt' is called 'resampled' now"),
     ],
 )  # fmt: skip
 def test_an_option_that_was_renamed_is_refused_with_its_new_name(
@@ -436,6 +439,21 @@ def test_settings_that_differ_in_the_name_of_an_option_alone_are_equal() -> None
     assert difference(was | {"method": was["method"] | {"moments": "fresh"}}, now) == (
         "method.optimizer_state was 'reset', is 'keep'"
     )
+    divided = Config.of({"method": "frl", "partition": "resampled"}).settings
+    old = divided | {"partition": divided["partition"] | {"name": "redealt"}}
+    assert difference(old, divided) is None
+
+
+def test_a_run_of_an_older_version_is_read_with_the_names_of_today(tmp_path: Path) -> None:
+    (tmp_path / run_folder.CONFIG).write_text(
+        "method: {name: fedfsl_naive, moments: kept}\n"
+        "run: {unable: refuse}\npartition: {name: redealt, clients: 4}\n"
+    )
+    assert run_folder.written(tmp_path) == {
+        "method": {"name": "fedfsl_naive", "optimizer_state": "keep"},
+        "run": {"infeasible_clients": "refuse"},
+        "partition": {"name": "resampled", "clients": 4},
+    }
 
 
 # Defaults.

@@ -136,7 +136,7 @@ METHODS: dict[str, Method[Any]] = {
         transformer=SMALL,
     ),
     "fsl_local, maml": FSLLocal(HEADED, EPISODE, "maml", INNER, local_steps=1),
-    "fsl_local, proto": FSLLocal(BODY, EPISODE, "proto", local_steps=2, answer_by="all"),
+    "fsl_local, proto": FSLLocal(BODY, EPISODE, "proto", local_steps=2, test_clients="all"),
     "fedavg": FedAvg(BODY, EPISODE, BASE, local_steps=2),
     "fedprox, batches": FedProx(BODY, EPISODE, BASE, mu=0.1, local_steps=1, batch=10),
     "pfedfsl": PFedFSL(OWN, EPISODE, BASE, CLIENTS, m=2, delay=0, local_steps=2),

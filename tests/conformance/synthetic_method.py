@@ -82,7 +82,7 @@ class SyntheticMethod(Method[Server]):
         return {"x": x, "y": y, "n": torch.tensor(data.n)}
 
     @client_work(draw="draw_batch")
-    def census(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
+    def count_images(self, down: Tree, private: Tree, drawn: Tree) -> Reply:
         """Count images; tell a sketch of the diary, and write the day's picture into it."""
         picture = drawn["x"].double().mean(0) / 255
         diary = 0.9 * private["diary"] + picture.mean().float() * down["shift"]
@@ -127,7 +127,7 @@ class SyntheticMethod(Method[Server]):
     ) -> tuple[Server, Mapping[str, float]]:
         cohort = clients.sample(key)
         first = clients.exchange(
-            self.census,
+            self.count_images,
             {"shift": torch.tensor(0.5)},
             to=cohort,
             reduce={

@@ -137,8 +137,8 @@ WHERE: dict[tuple[str, str], dict[str, Any]] = {
 ELSEWHERE = {
     ("frl", "positions"): "frl/test_losses_fused.py",  # a map of several places
     ("frl", "query_classes"): "frl/test_frl_options.py",  # clients that lack classes
-    ("frl", "redealt"): "frl/test_frl.py",  # another kind of client
-    ("frl_personal", "redealt"): "frl/test_frl_baselines.py",
+    ("frl", "resampled"): "frl/test_frl.py",  # another kind of client
+    ("frl_personal", "resampled"): "frl/test_frl_baselines.py",
     (
         "pfedfsl",
         "alone",

@@ -81,7 +81,7 @@ def refused_methods() -> set[str]:
 def test_a_method_gives_its_bits_or_is_refused_as_the_page_says(case: str, tmp_path: Path) -> None:
     name, gathers = METHODS[case].name, METHODS[case].traits.gathers
     if case == "synthetic":  # a method of a user, who did not state it
-        gathers = ("census", "sketch")
+        gathers = ("count_images", "sketch")
     refused = name in refused_methods() or case in ("fedfsl_prox, common questions", "synthetic")
     assert refused == (gathers is not None)
     if gathers is not None:

@@ -90,8 +90,8 @@ def test_another_version_of_flower_is_refused(
         ([*NODE, "--device", "cpu:1"], "--device is 'cpu:1'; expected 'cpu'"),
         ([*NODE, "--device", "cuda:99"], "--device is 'cuda:99', and torch sees"),
         (["node", "--server", "127.0.0.1:1", "--data", "x", "--most-mb", "-1"], "--most-mb is -1"),
-        (["deal", "--to", "dealt", "--nodes", "0", "--data.name", "digits"], "--nodes is 0"),
-        (["deal", "--to", "dealt", "--nodes", "99", "--data.name", "digits"], "--nodes is 99"),
+        (["partition", "--to", "dealt", "--nodes", "0", "--data.name", "digits"], "--nodes is 0"),
+        (["partition", "--to", "dealt", "--nodes", "99", "--data.name", "digits"], "--nodes is 99"),
         (["up", "--nodes", "99", "--data.name", "digits"], "would hold no client"),
         (["keys", "--server", "é.org"], "'é.org' is not a host name or address"),
         (["keys", "--server", "10.0.0.1:9092"], "Leave the port out"),
@@ -169,7 +169,7 @@ def test_what_clients_send_is_written_to_no_disk(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_try_left_is_not_taken_for_dealt(tmp_path: Path) -> None:
-    """Of another seed, or half of it: unless the run has begun, `up` deals anew."""
+    """Of another seed, or half of it: unless the run has begun, `up` writes them again."""
     from fedshot.deploy.flower.data_files import clients_in, read_shards
     from fedshot.deploy.flower.keys import load_public_keys
     from fedshot.deploy.flower.local import prepare

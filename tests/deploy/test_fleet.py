@@ -371,7 +371,7 @@ def test_a_node_without_the_states_of_the_checkpoint_is_named(tmp_path: Path) ->
 def test_work_that_is_none_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     net = Net(tmp_path)
     Run(on(net))
-    work = {"name": "census", "phase": "train", "version": [1, 0], "as_of": None, "key": [0]}
+    work = {"name": "count_images", "phase": "train", "version": [1, 0], "as_of": None, "key": [0]}
     with pytest.raises(CodecError, match=words):
         list(net.runtimes[1].run_work(work | change, {}, [0]))
     (arrival,) = net.runtimes[1].run_work(work, {}, [1])
@@ -408,7 +408,7 @@ def test_an_order_that_is_none_is_refused(tmp_path: Path, order: Any) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"work": 5}, {"work": [5]}, {"work": {"name": "census"}}, {"work": {"clients": ["a"]}},
+    [{"work": 5}, {"work": [5]}, {"work": {"name": "count_images"}}, {"work": {"clients": ["a"]}},
      {"work": {"clients": 3}}, {"within": "soon"}, {"sent": None}, {"sent": [1]}],
 )  # fmt: skip
 def test_a_message_with_malformed_work_or_deadline_is_refused(

@@ -285,7 +285,7 @@ def test_a_node_that_never_answers_gets_no_more_work_and_no_more_orders(tmp_path
 ASKED = Exchange(ClientWork(object(), "work"), {}, (0, 1), {"g": Gather()}, Key(0), (1, 0), "train")  # type: ignore[arg-type]
 
 
-def judged(head: Any, blocks: Mapping[str, Any] = {}) -> tuple[list[Arrival], Meter, list[str]]:
+def received(head: Any, blocks: Mapping[str, Any] = {}) -> tuple[list[Arrival], Meter, list[str]]:
     """Return what comes of a reply of a node that was asked for clients 0 and 1."""
     said: list[str] = []
     wire_message = WireMessage({})
@@ -353,7 +353,7 @@ def test_what_a_node_says_of_a_client_is_a_reply_or_a_fault_in_few_words(
     result: Any, content: Any, words: str | None
 ) -> None:
     blocks = {} if content is None else {"c0": content}
-    (first, second), meter, _ = judged({"results": {"0": result}}, blocks)
+    (first, second), meter, _ = received({"results": {"0": result}}, blocks)
     assert second.fault
     assert second.fault.reason == "node n sent no result for it"
     if words is None:
@@ -379,19 +379,19 @@ json_values = st.recursive(
 @given(st.dictionaries(st.sampled_from(["results", "forms", "form_of"]), json_values))
 @settings(suppress_health_check=list(HealthCheck))
 def test_no_head_of_a_reply_ends_an_exchange(head: dict[str, Any]) -> None:
-    found, _, said = judged(head, {"c0": block()})
+    found, _, said = received(head, {"c0": block()})
     assert [arrival.client for arrival in found] == [0, 1]
     assert len(said) <= 1, "one line for all strangers"
 
 
 def test_strangers_are_told_in_one_line() -> None:
-    _, _, said = judged({"results": {f"{i}": {} for i in range(1000)}})
+    _, _, said = received({"results": {f"{i}": {} for i in range(1000)}})
     assert said == ["node n replies for '10' and 997 others, which it was not asked for; dropped"]
 
 
 def test_what_was_not_asked_for_is_one_line_of_the_ledger() -> None:
     up = {"g": ONE, "h": ONE, "i": torch.ones(2)}
-    _, meter, _ = judged({"results": {"0": {"weight": 1}}}, {"c0": block(up=up)})
+    _, meter, _ = received({"results": {"0": {"weight": 1}}}, {"c0": block(up=up)})
     rows = [(row["part"], row["bytes"]) for row in meter.to_json()]
     assert rows == [("g", 4), ("unknown", 12)]
 

@@ -235,7 +235,7 @@ def test_names_that_are_numbers_are_told(tmp_path: Path) -> None:
         ({"split": {}}, r"split\.base names no class"),
         ({"split": {**SPLIT, "novel": ["robin", "owl"]}}, "names class 'robin' twice"),
         ({"partition": {"name": "users"}}, r"partition\.name is 'users'; .*to 'iid'"),
-        ({"partition": {"name": "redealt", "clients": 3}}, r"partition\.name is 'redealt'"),
+        ({"partition": {"name": "resampled", "clients": 3}}, r"partition\.name is 'resampled'"),
     ],
 )
 def test_a_configuration_that_hosts_cannot_share_is_refused(

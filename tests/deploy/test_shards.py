@@ -20,7 +20,7 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
-from fedshot.data.partitions.redealt import Redealt
+from fedshot.data.partitions.resampled import Resampled
 from fedshot.data.tokens import Tokens
 from fedshot.deploy.flower.data_files import (
     ServerTestRun,
@@ -162,7 +162,7 @@ def test_clients_with_tests_of_their_own_are_dealt_for_a_server_with_the_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("flwr", reason="the extra `flower` is not installed")
-    words = ["flower", "deal", "--nodes", "2", "--to", str(tmp_path / "dealt")]
+    words = ["flower", "partition", "--nodes", "2", "--to", str(tmp_path / "dealt")]
     own = ["--data", "digits", "--split.base", "0-9", "--split.validation", "[]"]
     own += ["--split.novel", "[]", "--partition", "pathological", "--partition.clients", "3"]
     own += ["--episode.way", "3", "--episode.shot", "1", "--episode.query", "1"]
@@ -178,10 +178,10 @@ def test_clients_with_tests_of_their_own_are_dealt_for_a_server_with_the_data(
 
 
 def test_what_nodes_and_their_server_cannot_have_is_not_dealt(tmp_path: Path) -> None:
-    pool = Redealt(clients=CLIENTS).assign(
+    pool = Resampled(clients=CLIENTS).assign(
         DATASET, np.arange(len(DATASET)), Key(0), EpisodeSpec(3, 6, 6)
     )
-    with pytest.raises(DataError, match="'redealt', which redistributes the data in every round"):
+    with pytest.raises(DataError, match="'resampled', which redistributes the data in every round"):
         write_shards(tmp_path, DATASET, pool.train, [0])
     own = {
         "split": {"base": ["0-9"], "validation": [], "novel": []},

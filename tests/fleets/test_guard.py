@@ -49,7 +49,7 @@ def exchange(to: tuple[int, ...] = (7,), reduce: Any = REDUCE) -> Exchange:
     return Exchange(ClientWork(Nobody(), "work"), {}, to, reduce, Key(0), (1, 0))
 
 
-def judge(
+def check(
     up: Any = GOOD, weight: Any = 2.0, metrics: Any = None, reduce: Any = REDUCE
 ) -> str | None:
     """Return why the guard refuses this reply of client 7; None when it passes it on."""
@@ -71,9 +71,9 @@ def having(**changes: Any) -> Any:
 
 def test_a_sound_reply_passes_untouched() -> None:
     before = tree.digest(GOOD)
-    assert judge() is None
-    assert judge(weight=torch.tensor(3), metrics={"loss": torch.tensor(0.5)}) is None
-    assert judge(weight=1, metrics={"loss": torch.tensor([0.5])}) is None
+    assert check() is None
+    assert check(weight=torch.tensor(3), metrics={"loss": torch.tensor(0.5)}) is None
+    assert check(weight=1, metrics={"loss": torch.tensor([0.5])}) is None
     assert tree.digest(GOOD) == before
 
 
@@ -115,7 +115,7 @@ NOT_FINITE = "part 'delta': b holds a value that is not finite"
     ],
 )
 def test_an_unsound_part_is_refused_with_the_reason(up: Any, reason: str) -> None:
-    found = judge(up)
+    found = check(up)
     assert found is not None
     assert found.startswith(reason)
 
@@ -135,7 +135,7 @@ def test_an_unsound_part_is_refused_with_the_reason(up: Any, reason: str) -> Non
     ],
 )
 def test_an_unsound_weight_is_refused_with_the_reason(weight: Any, reason: str) -> None:
-    found = judge(weight=weight)
+    found = check(weight=weight)
     assert found is not None
     assert found.startswith(reason)
 
@@ -144,7 +144,7 @@ def test_an_unsound_weight_is_refused_with_the_reason(weight: Any, reason: str) 
     "value", [torch.tensor(math.nan), torch.tensor([math.inf]), torch.ones(2), torch.ones(0)]
 )
 def test_a_metric_that_is_not_one_finite_number_is_refused(value: torch.Tensor) -> None:
-    found = judge(metrics={"loss": value})
+    found = check(metrics={"loss": value})
     assert found == f"metric 'loss' is {value!r}, expected one finite number"
 
 
@@ -153,10 +153,10 @@ def test_no_finite_metric_or_weight_ends_a_run() -> None:
     huge = torch.tensor(1.7e308, dtype=torch.float64)
     largest = torch.tensor(torch.finfo(torch.float32).max)
     for value in (huge, -huge):
-        found = judge(metrics={"loss": value})
+        found = check(metrics={"loss": value})
         assert found is not None
         assert found.endswith("1.7e+308, expected at most 3.4e+38")
-    assert "the weight is 2.1e+06, expected at most 1.05e+06" in str(judge(weight=2.0**21))
+    assert "the weight is 2.1e+06, expected at most 1.05e+06" in str(check(weight=2.0**21))
     fleet = Given(
         *(Arrival(c, Reply({"a": torch.ones(1)}, {}, 2**20, {"loss": largest})) for c in range(9)),
         Arrival(9, Reply({"a": torch.ones(1)}, {}, 1e308, {"loss": largest})),
@@ -171,18 +171,18 @@ def test_no_finite_metric_or_weight_ends_a_run() -> None:
 
 @pytest.mark.parametrize("value", [None, "low", {"a": torch.ones(1)}])
 def test_a_metric_that_is_no_tensor_is_refused_without_a_crash(value: Any) -> None:
-    assert judge(metrics={"loss": value}) is not None
+    assert check(metrics={"loss": value}) is not None
 
 
 @pytest.mark.parametrize("up", [None, [LIKE], LIKE["b"]])
 def test_uploads_that_are_not_named_parts_are_refused_without_a_crash(up: Any) -> None:
-    assert judge(up) is not None
+    assert check(up) is not None
 
 
 def test_gathered_parts_are_looked_through_too() -> None:
     reduce = {"logits": Gather()}
-    assert judge({"logits": {"3": torch.ones(2)}}, reduce=reduce) is None
-    found = judge({"logits": {"3": torch.tensor([math.nan])}}, reduce=reduce)
+    assert check({"logits": {"3": torch.ones(2)}}, reduce=reduce) is None
+    found = check({"logits": {"3": torch.tensor([math.nan])}}, reduce=reduce)
     assert found == "part 'logits': 3 holds a value that is not finite"
 
 

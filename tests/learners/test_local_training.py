@@ -293,11 +293,11 @@ def test_a_client_that_is_not_sampled_stays_as_it_was(tmp_path: Path) -> None:
     assert {k for k in range(3) if before[k] != after[k]} == {chosen}
 
 
-@pytest.mark.parametrize("by", ["turns", "all"])
+@pytest.mark.parametrize("by", ["round_robin", "all"])
 def test_local_models_answer_the_shared_questions_with_their_own_weights(
     by: Any, tmp_path: Path
 ) -> None:
-    method = local_method("proto", answer_by=by)
+    method = local_method("proto", test_clients=by)
     h = host(method, tmp_path)
     episodic_test = EpisodicTest.draw(h._dataset, range(5), SPEC, 5, Key(8))
     clients = Clients(Guard(Sequential(h)), [0, 1], round=0, phase="evaluate")

@@ -42,8 +42,8 @@ def test_a_row_counts_the_exchanges_that_a_round_of_it_takes_in_the_paper(tmp_pa
                 continue
             key = f"{row.method} {sorted(given.items(), key=str)}"
             if key not in taken:
-                redealt = {"redealt": True} if cls in (FRL, FRLPersonal) else {}
-                m = cls(FLAT, SPEC, tuple(range(CLASSES)), **redealt, **given)
+                resampled = {"resampled": True} if cls in (FRL, FRLPersonal) else {}
+                m = cls(FLAT, SPEC, tuple(range(CLASSES)), **resampled, **given)
                 run = Run(m, tmp_path / str(len(taken)))
                 run.play()
                 taken[key] = len(run.clients._keys)

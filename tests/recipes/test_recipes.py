@@ -629,21 +629,21 @@ def test_what_sets_seeds_apart_from_each_other_is_told(tmp_path: Path) -> None:
 
 
 def test_what_a_recipe_never_does_as_the_paper_is_a_mark_in_every_budget() -> None:
-    recipe = read("t", changed(departs=["10 test episodes, not 600"]))
+    recipe = read("t", changed(deviations=["10 test episodes, not 600"]))
     for budget in ("paper", "small"):
         assert marks(recipe.cells(budget)[0])[0] == "10 test episodes, not 600"
 
 
 def test_what_a_row_never_does_as_the_paper_marks_its_cells_alone() -> None:
-    tree = changed(departs=["10 test episodes, not 600"])
-    tree["rows"]["local"]["departs"] = ["one client answers, not all"]
+    tree = changed(deviations=["10 test episodes, not 600"])
+    tree["rows"]["local"]["deviations"] = ["one client answers, not all"]
     cells = {cell.key: marks(cell) for cell in read("t", tree).cells("paper")}
     assert cells["local/one"] == ["10 test episodes, not 600", "one client answers, not all"]
     assert cells["proto/one"] == ["10 test episodes, not 600"]
 
 
 F2L_RECIPES = sorted(name for name in EXPECTED if name.startswith("f2l-"))
-TRANSFER, ORDER = "the transfer is normalised over the whole support", "is of first order; eq. (4)"
+TRANSFER, ORDER = "(MI) is normalised over the whole support", "is first-order; eq. (4)"
 
 
 @pytest.mark.parametrize(
@@ -660,9 +660,11 @@ def test_f2l_recipes_tell_what_the_paper_says_otherwise(name: str) -> None:
         strict = method["name"] == "f2l" and method["mode"] == "strict"
         assert (ORDER in told) == strict
         assert (TRANSFER in told) == (strict and method["lambda_mi"] != 0)
-        alone = method["name"] == "fsl_local" and method["answer_by"] == "turns"
+        alone = method["name"] == "fsl_local" and method["test_clients"] == "round_robin"
         assert ("goes to one client in turn" in told) == alone
-        assert ("of all novel examples together" in told) == (method.get("mode") != "official")
+        assert ("drawn from all novel examples together" in told) == (
+            method.get("mode") != "official"
+        )
 
 
 def test_no_row_of_a_paper_has_the_methods_name_by_a_head_that_is_ours() -> None:
@@ -672,7 +674,7 @@ def test_no_row_of_a_paper_has_the_methods_name_by_a_head_that_is_ours() -> None
             if row.settings["method"].get("head_start") == "prototypes":
                 assert "ours" in recipe.title + row.label, (recipe.name, row.key)
             elif recipe.name.startswith("f2l-") and any(row.published):
-                assert "head is learned from zero, which is our reading" in row.departs[0]
+                assert "head is learned from zero, our reading" in row.deviations[0]
 
 
 def test_a_method_of_second_order_says_where_it_is_first() -> None:
@@ -683,7 +685,7 @@ def test_a_method_of_second_order_says_where_it_is_first() -> None:
             cells = [cell for budget in recipe.budgets for cell in recipe.cells(budget, [first])]
             every = [trees.at(cell.settings(), "method.inner") or {} for cell in cells]
             if any(inner.get("order") == "first" and inner.get("steps") for inner in every):
-                told = " ".join([*recipe.departs, *row.departs])
+                told = " ".join([*recipe.deviations, *row.deviations])
                 assert "first order" in told or "order" in recipe.open, (recipe.name, row.key)
 
 
@@ -691,7 +693,7 @@ def test_what_recipes_cite_of_each_other_is_there() -> None:
     """A recipe that is named in brackets as the place of a finding has stored cells."""
     root = Path(__file__).parents[2] / "results"
     for recipe in EVERY.values():
-        for text in (*recipe.open.values(), *recipe.departs):
+        for text in (*recipe.open.values(), *recipe.deviations):
             for row, name, column in re.findall(r"\(row (\w+) of ([\w-]+), ([\w, -]+)\)", text):
                 cited = EVERY[name]
                 (key,) = (r.key for r in cited.rows.values() if r.label == row)
@@ -900,7 +902,7 @@ def test_a_method_talks_to_its_clients_as_often_as_its_rows_say(name: str, tmp_p
 def test_a_row_with_too_many_rounds_says_so(tmp_path: Path) -> None:
     """By what was counted, whatever its file declares."""
     tree = changed()
-    tree["settings"]["partition"] = {"name": "redealt", "clients": 2, "by": "iid"}
+    tree["settings"]["partition"] = {"name": "resampled", "clients": 2, "by": "iid"}
     tree["settings"]["test"] |= {"group": {"clients": 2, "by": "iid"}, "shot": 4, "query": 4}
     tree["columns"] = {"one": {"settings": {"episode": {"shot": 4, "query": 4}}}}
     method = {"name": "frl", "variant": "proto", "inner_rounds": 1}

@@ -38,7 +38,7 @@ def recipe(backbone: Any = MLP, **rows: Any) -> Recipe:
     tree = changed(
         settings=changed()["settings"]
         | {
-            "partition": {"name": "redealt", "clients": 4, "by": "iid"},
+            "partition": {"name": "resampled", "clients": 4, "by": "iid"},
             "model": {"backbone": backbone, "head": {"name": "linear"}},
             "split": {"base": ["0-2"], "validation": ["3-5"], "novel": ["6-9"]},
             "episode": {"way": 3, "shot": 16, "query": 16},

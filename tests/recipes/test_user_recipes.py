@@ -101,7 +101,7 @@ def test_rows_of_a_folder_of_results_join_the_recipe(tmp_path: Path) -> None:
         ({"mine": {"settings": METHOD, "published": [1.0]}}, "has 1 numbers for 4 columns"),
         ({"mine": {"settings": METHOD, "published": ["x"] * 4}}, "published is ['x'"),
         ({"mine": {"settings": METHOD, "label": 7}}, "label is 7; expected text"),
-        ({"mine": {"settings": METHOD, "departs": "x"}}, "departs is 'x'; expected a list"),
+        ({"mine": {"settings": METHOD, "deviations": "x"}}, "deviations is 'x'; expected a list"),
         (tuned("seed", {"choice": [1]}), "sets seed; a row may"),
         (tuned("method.rounds", [1]), "tune is {'method.rounds': [1]}; expected options"),
         (tuned("method.lr", {"log": [0, 1]}), "method.lr is {'log': [0, 1]}; expected {log"),

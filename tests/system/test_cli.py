@@ -229,7 +229,7 @@ def test_data_show_takes_a_name_and_needs_no_model_that_fits(
         ("export --run b", "required: --to\n"),
         ("export --run b --to", "argument --to: expected one argument\n"),
         ("export --run b -- --too", "required: --to\n"),
-        ("flower deal --data.name digits", "required: --to\n"),
+        ("flower partition --data.name digits", "required: --to\n"),
     ],
 )
 def test_a_slip_in_an_option_that_is_needed_is_named(

@@ -16,7 +16,7 @@ from system.runs import SMALL, experiment, finished, last_hash, merged
 
 GROUPS: dict[str, Any] = {
     "split": {"base": ["0-5"], "validation": ["6", "7"], "novel": ["8", "9"]},
-    "partition": {"name": "redealt", "clients": 4, "by": "shards"},
+    "partition": {"name": "resampled", "clients": 4, "by": "shards"},
     "episode": {"way": 2, "shot": 12, "query": 12},
     "model": {"backbone": {"name": "mlp", "hidden": [8]}, "head": {"name": "linear", "way": 2}},
     "method": {"name": "frl", "inner_rounds": 2, "optimizer": {"name": "sgd"}},
@@ -62,7 +62,7 @@ def test_a_cohort_below_the_clients_of_a_deal_is_refused(
     """The images of the others would be lost; a method without episodes loses nothing."""
     path = settings_file(tmp_path, run={"cohort": 3})
     assert main(["run", "--config", path, "--out", str(tmp_path), "--json"]) == 2
-    assert "run.cohort is 3, but partition 'redealt' divides" in capsys.readouterr().err
+    assert "run.cohort is 3, but partition 'resampled' divides" in capsys.readouterr().err
     path = settings_file(tmp_path, run={"cohort": 3}, method={"name": "fl_proto"})
     assert main(["run", "--config", path, "--out", str(tmp_path), "--json"]) == 0
 

@@ -135,7 +135,7 @@ def test_a_random_split_has_a_seed_of_its_own_or_that_of_the_test() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"partition": {"name": "redealt", "clients": 2}}, "partition.name is 'redealt'"),
+        ({"partition": {"name": "resampled", "clients": 2}}, "partition.name is 'resampled'"),
         (OWN, "the split has no novel classes"),
         ({"test": {"group": {"clients": 3}}}, "test.group.clients is 3"),
     ],

@@ -69,8 +69,8 @@ def test_wrong_options_are_refused(privacy: dict[str, Any], message: str) -> Non
         ),
         ({"model": {"backbone": {"name": "conv4", "width": 4}}}, "upload variances of batch norm"),
         (
-            {**DEALT, "partition": {"name": "redealt", "clients": 6}},
-            "partition 'redealt' gives a client",
+            {**DEALT, "partition": {"name": "resampled", "clients": 6}},
+            "partition 'resampled' gives a client",
         ),
         ({**OWN, "method": {"name": "fedavg"}}, "run.choose is 'validation', but the split has no"),
         (

@@ -123,7 +123,7 @@ def test_an_extreme_client_is_reported_at_its_first_round() -> None:
 def test_poisoned_data_are_refused_where_images_are_dealt_anew(tmp_path: Path) -> None:
     change = {
         "method": {"name": "frl", "inner_rounds": 1}, "run": {"cohort": None},
-        "partition": {"name": "redealt", "clients": 2}, "attack": "label_flip",
+        "partition": {"name": "resampled", "clients": 2}, "attack": "label_flip",
         "episode": {"way": 2, "shot": 4, "query": 4},
     }  # fmt: skip
     with pytest.raises(ConfigError, match=r"attack\.name is 'label_flip', which changes what a"):

@@ -19,6 +19,8 @@ from fedshot.data.sources.digits import Digits
 from fedshot.use.exporting import export
 from fedshot.use.trained import TrainedRun
 
+from .image_folders import check_predictions, support_and_query
+
 TRAINED = SMALL | {"model": {"backbone": {"name": "mlp", "hidden": [8]}}, "method": "fl_proto"}
 NET = """\
 import torch
@@ -98,21 +100,9 @@ def test_the_commands_use_the_encoder_of_the_run(
     model = TRAINED["model"] | {"encoder": encoder}
     out = tmp_path / "run"
     fs.train(TRAINED | {"model": model}, out=out, progress=False)
-    digits = Digits().load(None)
-    for folder, classes in (("support", (7, 8)), ("query", (7,))):
-        for c in classes:
-            place = tmp_path / folder / digits.class_names[c]
-            place.mkdir(parents=True)
-            for i in digits.images_of([c])[:3].tolist():
-                Image.fromarray(digits.pixels[i, :, :, 0]).save(place / f"{i:04}.png")
-    paths = ["--support", str(tmp_path / "support"), "--query", str(tmp_path / "query")]
+    paths = support_and_query(tmp_path)
     assert main(["calibrate", str(out), "--way", "2", "--episodes", "8"]) == 0
-    capsys.readouterr()
-    assert main(["predict", "--run", str(out), *paths, "--json"]) == 0
-    found = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
-    rows = np.concatenate([digits.images_of([c])[:3] for c in (7, 8)])
-    x, names = digits.pixels[rows], [digits.class_names[c] for c in digits.y[rows]]
-    assert found == fs.FewShotClassifier(out).fit(x, names).predict(x[:3]).tolist()
+    check_predictions(out, paths, capsys)
     assert main(["data", "show", "--model.encoder.name", "module", "--out", str(tmp_path / "show"),
                  "--model.encoder.factory", "net_of_mine:make",
                  "--model.encoder.args", "{width: 3}"]) == 0  # fmt: skip

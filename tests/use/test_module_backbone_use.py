@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
@@ -26,6 +25,8 @@ from fedshot.runs.prepare import PreparedRun
 from fedshot.use.exporting import export
 from fedshot.use.trained import TrainedRun
 from nn.models.user_nets import Conv4Module, SmallViT, conv4
+
+from .image_folders import check_predictions, support_and_query
 
 PROTO = {"name": "fl_proto", "local_steps": 1}
 TRAINED = {key: value for key, value in SMALL.items() if key != "model"} | {"method": PROTO}
@@ -98,26 +99,14 @@ def test_the_commands_use_the_module_of_the_run(
     out = tmp_path / "run"
     backbone = VIT | {"tune": "lora", "rank": 2}
     fs.train(TRAINED | {"model": {"backbone": backbone}}, out=out, progress=False)
-    digits = Digits().load(None)
-    for folder, classes in (("support", (7, 8)), ("query", (7,))):
-        for c in classes:
-            place = tmp_path / folder / digits.class_names[c]
-            place.mkdir(parents=True)
-            for i in digits.images_of([c])[:3].tolist():
-                Image.fromarray(digits.pixels[i, :, :, 0]).save(place / f"{i:04}.png")
-    paths = ["--support", str(tmp_path / "support"), "--query", str(tmp_path / "query")]
+    paths = support_and_query(tmp_path)
     assert main(["evaluate", str(out), "--episodes", "5"]) == 0
     assert main(["calibrate", str(out), "--way", "2", "--episodes", "8"]) == 0
     assert main(["resume", str(out)]) == 0
-    capsys.readouterr()
-    assert main(["predict", "--run", str(out), *paths, "--json"]) == 0
-    found = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
-    rows = np.concatenate([digits.images_of([c])[:3] for c in (7, 8)])
-    x, names = digits.pixels[rows], [digits.class_names[c] for c in digits.y[rows]]
-    assert found == fs.FewShotClassifier(out).fit(x, names).predict(x[:3]).tolist()
+    check_predictions(out, paths, capsys)
     assert main(["export", "--run", str(out), "--to", "onnx", "--out", str(tmp_path / "out")]) == 0
     session = onnxruntime.InferenceSession(tmp_path / "out" / "encoder.onnx")
-    (features,) = session.run(None, {"examples": digits.pixels[:5]})
+    (features,) = session.run(None, {"examples": Digits().load(None).pixels[:5]})
     assert features.shape == (5, 6)
     monkeypatch.delenv(VARIABLE)
     assert main(["predict", "--run", str(out), *paths]) == 2

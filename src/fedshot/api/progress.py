@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.progress import TimeRemainingColumn as TimeLeft
 
 from fedshot.api.fault_report import FaultReport, lost_or_rejected
-from fedshot.core.console import harmless, tell
+from fedshot.core.console import printable, tell
 from fedshot.runs.test_protocol import chose_by_test
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _on_terminal(experiment: Experiment, name: str, console: Console) -> Iterato
         for record in experiment.run():
             progress.update(task, completed=record.round, text=_facts(record, name))
             for text in report.heard(record):
-                console.print(harmless(text), markup=False, highlight=False)  # above the bar
+                console.print(printable(text), markup=False, highlight=False)  # above the bar
             yield record
     _tell_all([report.closing()])
 
@@ -93,7 +93,7 @@ def _in_notebook(experiment: Experiment, name: str) -> Iterator[Record]:
         if record.round == rounds or time.monotonic() - last_shown >= _REDRAWN:
             last_shown = time.monotonic()
             text = "\n".join([_line(record, rounds, name), *faults])
-            output.update({"text/plain": harmless(text)}, raw=True)
+            output.update({"text/plain": printable(text)}, raw=True)
         yield record
     _tell_all([report.closing()])
 

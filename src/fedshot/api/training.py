@@ -14,8 +14,8 @@ from fedshot.api.memory_data import as_dataset
 from fedshot.api.progress import shown
 from fedshot.api.training_run import TrainingRun
 from fedshot.config import settings as trees
-from fedshot.config.load import Config, laid_over, load
-from fedshot.config.registry import NONE, long, written_out
+from fedshot.config.load import Config, load, merge_over
+from fedshot.config.registry import NONE, expand_name, expand_names
 from fedshot.config.settings import Settings
 from fedshot.core import shutdown
 from fedshot.core.console import log_shown, tell
@@ -218,7 +218,7 @@ def merged_settings(
     """Merge settings over those of a YAML file or a mapping; return them and notices to show."""
     if not isinstance(config, Mapping):
         config = {} if config is None else load(as_path("config", config))
-    return laid_over(config, given)
+    return merge_over(config, given)
 
 
 def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, Any]:
@@ -232,12 +232,12 @@ def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, An
         if close and key not in _WITHOUT_SECTION and "." not in key:
             raise ConfigError(f"there is no option {key!r}. Did you mean {close[0]!r}?")
         for path in _WITHOUT_SECTION.get(key, (key,)):
-            trees.put(given, path, long(path, _plain(value)))
+            trees.put(given, path, expand_name(path, _plain(value)))
     if data is None or isinstance(data, str) or is_settings(data):
         if data is not None:
-            trees.put(given, "data", long("data", _plain(data)))
-        return written_out(given), None
-    return written_out(given), data
+            trees.put(given, "data", expand_name("data", _plain(data)))
+        return expand_names(given), None
+    return expand_names(given), data
 
 
 def is_settings(data: Any) -> bool:

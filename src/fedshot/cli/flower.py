@@ -136,7 +136,7 @@ def _train(
         return finish(experiment, options)
 
 
-def deal(options: argparse.Namespace) -> int:
+def partition(options: argparse.Namespace) -> int:
     """Write the data of all clients, one folder for each node, and the server's test data."""
     federated = FederatedDataset(chosen_config(options), options.data_dir)
     clients = federated.clients

@@ -31,7 +31,9 @@ def add_flower(commands: Commands, add: Add) -> None:
         "--folder", type=Path, default=Path("flower"), help="folder of the server (flower)"
     )
     run.add_argument(
-        "--tests", type=Path, help="test data from `deal` or `pack`, used instead of the dataset"
+        "--tests",
+        type=Path,
+        help="test data from `partition` or `pack`, used instead of the dataset",
     )
     text = "start a server and nodes on this machine, train, and stop them"
     up = action("up", text, *usual, settings=True)
@@ -113,11 +115,13 @@ def add_flower(commands: Commands, add: Add) -> None:
 
 
 def _add_files(action: Add) -> None:
-    """Add the actions `deal` and `pack`, which write the files that nodes and servers read."""
+    """Add the actions `partition` and `pack`, which write the files that nodes and servers read."""
     text = "write the data of all clients, one folder for each node"
-    deal = action("deal", text, "config", "data-dir", settings=True)
-    deal.add_argument("--nodes", type=int, default=3, help="number of nodes (3)")
-    deal.add_argument("--to", type=Path, required=True, help="folder to write these folders in")
+    partition = action("partition", text, "config", "data-dir", settings=True)
+    partition.add_argument("--nodes", type=int, default=3, help="number of nodes (3)")
+    partition.add_argument(
+        "--to", type=Path, required=True, help="folder to write these folders in"
+    )
     text = "write one client's data, or the server's test data, from the dataset on this machine"
     pack = action("pack", text, "config", "data-dir", settings=True)
     pack.add_argument("--client", type=int, metavar="N", help="number of the client")

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fedshot import reports
 from fedshot.config.load import Config
-from fedshot.config.registry import long
+from fedshot.config.registry import expand_name
 from fedshot.core import storage
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError, DataError, nearest
@@ -76,7 +76,7 @@ def _budget(recipe: Recipe, options: argparse.Namespace) -> str:
     """Return the default budget; if its dataset is missing, a budget that uses another one."""
     usual = recipe.default_budget
     others = [b for b in recipe.budgets.values() if b.name != usual]
-    others = [b for b in others if "name" in long("data", b.settings.get("data", {}))]
+    others = [b for b in others if "name" in expand_name("data", b.settings.get("data", {}))]
     if not others or not recipe.rows:
         return usual
     stand_in, folder = others[0], find_data_dir(options.data_dir)

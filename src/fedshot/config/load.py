@@ -27,12 +27,13 @@ from fedshot.config.registry import (
     KINDS,
     NONE,
     OPTIONAL,
+    RENAMED,
     SECTIONS,
+    expand_name,
+    expand_names,
     is_text,
     load_plugins,
-    long,
     unknown_option,
-    written_out,
 )
 from fedshot.config.schema import ModelOptions, RunOptions
 from fedshot.config.settings import Settings
@@ -45,7 +46,7 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.encoders.frozen import EncoderOptions
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partitioner
-from fedshot.data.partitions.redealt import Redealt
+from fedshot.data.partitions.resampled import Resampled
 from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.registry import SOURCES
 from fedshot.data.sources.source import Source
@@ -131,7 +132,7 @@ class Config:
     def divides(self) -> bool:
         """Whether each client divides all of its own examples into support and queries."""
         asks = {field.name for field in fields(METHODS[self.settings["method"]["name"]])}
-        return "redealt" in asks and not isinstance(self.partition, Redealt)
+        return "resampled" in asks and not isinstance(self.partition, Resampled)
 
     @property
     def training_episode(self) -> EpisodeSpec | None:
@@ -198,13 +199,13 @@ def override(
     for option, text in _pairs(arguments):
         path = option.removeprefix("--")
         value = trees.parse(text, is_text, origin=f"the value of {option}", path=path)
-        trees.put(given, path, long(path, value))
-    return laid_over(settings, given)
+        trees.put(given, path, expand_name(path, value))
+    return merge_over(settings, given)
 
 
-def laid_over(settings: Mapping[str, Any], given: Settings) -> tuple[Settings, list[str]]:
+def merge_over(settings: Mapping[str, Any], given: Settings) -> tuple[Settings, list[str]]:
     """Merge the settings `given` over those of a file, as `override` does for arguments."""
-    below = written_out(settings)
+    below = expand_names(settings)
     notices = [text for path in KINDS if (text := _drop_other_kind(below, given, path))]
     return trees.merged(below, given), notices
 
@@ -379,7 +380,7 @@ class _Maker:
     """Makes the configured method once the model and the data are known.
 
     A method class with these fields also gets `classes` (the base classes), `clients` (the number
-    of clients), and `redealt` (whether the images are assigned to clients again in each episode).
+    of clients), and `resampled` (whether the images are assigned to clients again in each episode).
     """
 
     name: str
@@ -389,8 +390,8 @@ class _Maker:
 
     def __call__(self, model: Model, classes: tuple[int, ...], clients: int) -> Method[Any]:
         cls = METHODS[self.name]
-        redealt = isinstance(self.partition, Redealt)
-        given = {"classes": classes, "clients": clients, "redealt": redealt}
+        resampled = isinstance(self.partition, Resampled)
+        given = {"classes": classes, "clients": clients, "resampled": resampled}
         asks = {field.name for field in fields(cls)} & given.keys()
         known: dict[str, Any] = {name: given[name] for name in asks}
         with with_option_path("method", cls):
@@ -418,12 +419,14 @@ def _take_kind(tree: Settings, path: str) -> tuple[str, Settings]:
     section = tree[above] if above else tree
     if not isinstance(section, dict):
         raise ConfigError(f"{above} is {section!r}; expected keys and values, such as {path}.name.")
-    value = long(path, section.pop(last, {}))
+    value = expand_name(path, section.pop(last, {}))
     if not isinstance(value, dict):
         raise ConfigError(f"{path} is {value!r}; expected a name, or keys and values.")
     kind = value.pop("name", default)
     valid = [*kinds, NONE] if path in OPTIONAL else [*kinds]
     if kind not in valid:
+        if now := RENAMED.get(path, {}).get(str(kind)):
+            raise ConfigError(f"{path} {kind!r} is called {now!r} now. Write the new name.")
         known = (
             f"file: {FILES}=my_method.py" if path == "method" else f"module: {VARIABLE}=my_module"
         )

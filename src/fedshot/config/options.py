@@ -20,7 +20,7 @@ from fedshot.protocol.method import DIAGNOSTIC
 # a method its model, its episode, the base classes, the number of clients, and whether each round
 # partitions the images anew.
 NOT_OPTIONS = {
-    "method": {"model", "episode", "classes", "clients", "redealt"},
+    "method": {"model", "episode", "classes", "clients", "resampled"},
     "model": {"backbone", "head", "encoder"},
 }
 MUST_BE_GIVEN = "must be given"  # in place of a default, in lists of options

@@ -58,11 +58,14 @@ NONE = "none"  # no component at a key path of OPTIONAL
 OPTIONAL = ("model.head", "model.encoder", "privacy", "attack")
 # Renamed options: old key path, new key path, and the values that were renamed with the option.
 _RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
+    "method.answer_by": ("method.test_clients", {"turns": "round_robin"}),
     "method.floor": ("method.min_prob", {}),
     "method.longest": ("method.max_grad_norm", {}),
     "method.moments": ("method.optimizer_state", {"fresh": "reset", "kept": "keep"}),
     "run.unable": ("run.infeasible_clients", {}),
 }
+# Renamed components: key path -> old name -> new name.
+RENAMED: dict[str, dict[str, str]] = {"partition": {"redealt": "resampled"}}
 
 
 @cache
@@ -82,7 +85,7 @@ def plugins_in(settings: Settings) -> dict[str, str]:
     }
 
 
-def long(path: str, value: Any) -> Any:
+def expand_name(path: str, value: Any) -> Any:
     """Return the value `fl_proto` of a component such as `method` as `{name: fl_proto}`.
 
     Mappings, and values at other key paths, are returned as they are.
@@ -90,7 +93,7 @@ def long(path: str, value: Any) -> Any:
     return {"name": value} if path in KINDS and isinstance(value, str) else value
 
 
-def written_out(tree: Mapping[str, Any]) -> Settings:
+def expand_names(tree: Mapping[str, Any]) -> Settings:
     """Return settings in which every component is a mapping, so that settings can be merged.
 
     A component that is given by its name, `method: fl_proto`, becomes `{name: fl_proto}`.
@@ -98,7 +101,7 @@ def written_out(tree: Mapping[str, Any]) -> Settings:
     full: Settings = deepcopy(dict(tree))
     for path in KINDS:
         if isinstance(value := trees.at(full, path), str):
-            trees.put(full, path, long(path, value))
+            trees.put(full, path, expand_name(path, value))
     return full
 
 
@@ -110,7 +113,7 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
     """
     tree: Settings = {}
     for layer in layers:
-        tree = written_out(trees.without_nulls(trees.merged(tree, layer)))
+        tree = expand_names(trees.without_nulls(trees.merged(tree, layer)))
     return tree
 
 
@@ -181,14 +184,10 @@ def difference(
         except_for: key paths to ignore.
         diagnostics: whether to compare diagnostic options too, which do not affect training.
     """
-    before, after = dict(trees.flat(old)), dict(trees.flat(new))
+    before, after = dict(trees.flat(current_names(old))), dict(trees.flat(new))
     for option, value in REMOVED.get(str(trees.at(new, "method.name")), {}).items():
         if before.get(path := f"method.{option}") == value and path not in after:
             before.pop(path, None)
-    for path, (renamed, values) in _RETIRED.items():
-        if path in before and path not in after and renamed in after:
-            value = before.pop(path)
-            before[renamed] = values.get(value, value) if isinstance(value, str) else value
     for one in _options_in(new):
         if not one.required and (one.path in before or one.path in after):
             before.setdefault(one.path, one.default)
@@ -202,11 +201,27 @@ def difference(
     return "; ".join(changed) or None
 
 
+def current_names(settings: Mapping[str, Any]) -> Settings:
+    """Return settings of an older version with today's names of their components and options."""
+    tree = expand_names(settings)
+    for path, names in RENAMED.items():
+        if (now := names.get(str(trees.at(tree, f"{path}.name")))) is not None:
+            trees.put(tree, f"{path}.name", now)
+    valid = {option.path for option in _options_in(tree)}
+    for path, (new, values) in _RETIRED.items():
+        section, _, option = path.rpartition(".")
+        held = trees.at(tree, section)
+        if path not in valid and new in valid and isinstance(held, dict) and option in held:
+            value = held.pop(option)
+            trees.put(tree, new, values.get(value, value) if isinstance(value, str) else value)
+    return tree
+
+
 def _options_in(settings: Settings) -> tuple[Option, ...]:
     """Return the options of all sections, and of the components that the settings choose."""
     found = []
     for path, (kinds, default) in KINDS.items():
-        section = long(path, trees.at(settings, path)) or {}
+        section = expand_name(path, trees.at(settings, path)) or {}
         kind = section.get("name", default) if isinstance(section, Mapping) else None
         if isinstance(kind, str) and kind in kinds:
             found.append((path, kind, kinds[kind]))

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 _KEPT = "\n\t\N{NO-BREAK SPACE}"
-"""The unprintable characters that are safe in a terminal; `harmless` replaces all others."""
+"""The unprintable characters that are safe in a terminal; `printable` replaces all others."""
 
 _ASCII = str.maketrans(
     {
@@ -88,7 +88,7 @@ def _write(stream: TextIO | None, text: str) -> None:
     if stream is None:  # the parent process closed it
         return
     if stream is sys.stderr or stream.isatty():
-        text = harmless(text)
+        text = printable(text)
     try:
         print(text, file=stream, flush=True)
     except OSError as error:
@@ -99,7 +99,7 @@ def _write(stream: TextIO | None, text: str) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def harmless(text: str) -> str:
+def printable(text: str) -> str:
     """Replace control characters by U+FFFD: names in data may hold terminal escape sequences."""
     return "".join(
         c if c.isprintable() or c in _KEPT else "\N{REPLACEMENT CHARACTER}" for c in text

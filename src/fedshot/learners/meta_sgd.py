@@ -54,7 +54,7 @@ class MetaSgd:
     def episode_loss(
         self, params: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> EpisodeLoss:
-        """Return the cross-entropy of the queries after adapting with alpha."""
+        """Return the cross-entropy of the queries after adaptation with the step sizes alpha."""
         maml, y = self.maml, episode.query_y
         adapted = maml.adapt(params["start"], stats, episode, seed, params["alpha"])
         logits, stats = maml.predict(adapted, stats, episode.query_x, episode.classes, seed)

@@ -53,7 +53,7 @@ class ClientVectors:
 
     @property
     def order(self) -> list[int]:
-        """The rows, sorted by client."""
+        """The row numbers, sorted by client."""
         return sorted(range(len(self)), key=lambda row: self._arrived[row])
 
     @property
@@ -72,7 +72,7 @@ class ClientVectors:
         return torch.tensor([self._arrived[row][2] for row in self.order], dtype=torch.float64)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (coordinates, values [n, coordinates]) block by block, in the order of clients."""
+        """Yield (coordinates, values [n, coordinates]) by blocks; rows are sorted by client."""
         order, width = self.order, max(1, BLOCK // (8 * max(1, len(self))))
         for first in range(0, self.length, width):
             at = slice(first, min(first + width, self.length))

@@ -59,9 +59,9 @@ class Traits:
         adds_examples: predictions are built from the support examples one at a time, so that more
             examples can be added later.
         base_classes_only: the method only predicts base classes, and cannot be tested on others.
-        redealt: the method trains on episodes whose images the partition "redealt" divides among
-            all clients.
-        trains_on_pool: with partition "redealt", clients draw batches from all training images,
+        resampled: the method trains on episodes whose images the partition "resampled" divides
+            among all clients.
+        trains_on_pool: with partition "resampled", clients draw batches from all training images,
             not from the images that the partition assigns to them.
         stores_client_models: `stored_model(server, clients, i)` returns the model that the server
             stores for client i.
@@ -81,7 +81,7 @@ class Traits:
     adapts: bool = False
     adds_examples: bool = False
     base_classes_only: bool = False
-    redealt: bool = False
+    resampled: bool = False
     trains_on_pool: bool = False
     stores_client_models: bool = False
     gathers: tuple[str, str] | None = None
@@ -230,10 +230,10 @@ class EpisodicMethod(Method[S]):
 class ClientModels(Method[S]):
     """A method whose clients each predict with their own model.
 
-    `answer_by` is the argument `by` of `predict_at_clients`.
+    `test_clients` is the argument `by` of `predict_at_clients`.
     """
 
-    answer_by: Literal["turns", "all"] = "turns"
+    test_clients: Literal["round_robin", "all"] = "round_robin"
 
     @abstractmethod
     def predictor(self, down: Tree, private: Tree) -> Callable[[EvalEpisode], Tensor]:
@@ -262,7 +262,7 @@ class ClientModels(Method[S]):
         """Send the test episodes to the clients and return their predictions."""
         down = partial(self.message, server, clients)
         return predict_at_clients(
-            self.answer, clients, eval_episodes, key, by=self.answer_by, down=down
+            self.answer, clients, eval_episodes, key, by=self.test_clients, down=down
         )
 
 
@@ -363,7 +363,7 @@ def predict_at_clients(
     eval_episodes: Sequence[EvalEpisode],
     key: Key,
     *,
-    by: str = "turns",
+    by: str = "round_robin",
     down: Callable[[int], Mapping[str, Tree]] = lambda _: {},
 ) -> list[Prediction]:
     """Send test episodes to the clients, which hold the models, and return their predictions.
@@ -374,11 +374,11 @@ def predict_at_clients(
         clients: the population.
         eval_episodes: the test episodes. If they have owners, each goes to the client that owns it.
         key: key of this evaluation.
-        by: which of the K clients get an episode without an owner. "turns": episode u goes to the
-            client at position u mod K. "all": every client gets every episode.
+        by: which of the K clients get an episode without an owner: "round_robin", the client at
+            position u mod K for episode u; "all", every client.
         down: returns what a client receives in addition to its episodes.
     """
-    check_word("by", by, ("turns", "all"))
+    check_word("by", by, ("round_robin", "all"))
     n = len(eval_episodes)
     everyone = list(clients.ids)
     owners: tuple[int, ...] | None = getattr(eval_episodes, "owners", None)

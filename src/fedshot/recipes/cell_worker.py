@@ -24,8 +24,8 @@ from fedshot.methods import user_methods
 from fedshot.protocol.method import predict_at_server
 from fedshot.recipes import provenance
 from fedshot.recipes.plan import facts_of
-from fedshot.recipes.plane import plane
 from fedshot.recipes.results import validation_curve
+from fedshot.recipes.scatter import scatter_data
 from fedshot.recipes.shared_training import follow, kept_all, trained_alike
 from fedshot.recipes.trials import check_honest
 from fedshot.runs.experiment import Experiment
@@ -74,7 +74,7 @@ def _train(run: Experiment, _: Any) -> dict[str, Any]:
         _finish(run)
         run.result()
     found = records.read(result, ResultJson)
-    return _summary(run, run, found) | plane(run, found["test"]["per_episode"])
+    return _summary(run, run, found) | scatter_data(run, found["test"]["per_episode"])
 
 
 def _follow(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def marks(
         result: the results of the cell's finished seeds, if any.
         facts: what `facts_of` returned for the cell; used only without a `result`.
     """
-    found = [*not_honest(cell.settings()), *cell.recipe.departs, *cell.row.departs]
+    found = [*not_honest(cell.settings()), *cell.recipe.deviations, *cell.row.deviations]
     found += budget_marks(cell)
     if cell.row.own:
         found.insert(0, "a row that was added to the recipe")

@@ -23,10 +23,10 @@ from fedshot.config import settings as trees
 from fedshot.config.schema import not_honest
 from fedshot.core import storage
 from fedshot.core.locks import locked
-from fedshot.recipes.plane import planes
 from fedshot.recipes.recipe import AGAINST, Column, Recipe
 from fedshot.recipes.results import CellResult, Results, validation_curve
 from fedshot.recipes.runner import State, current
+from fedshot.recipes.scatter import scatter_plots
 from fedshot.reports.figure_export import DASHES, INK, PALETTE, drawing
 
 _SIZE, _SWEEP_WIDTH = (5.6, 3.6), 3.4  # inches of a curve; width of a panel of a sweep
@@ -387,7 +387,7 @@ _AXES = {
 }
 _FIGURES: dict[str, dict[str, Callable[[Recipe, Sequence[State]], str]]] = {
     "curve": {"": curve},
-    "plane": {"": planes},
+    "scatter": {"": scatter_plots},
     "sweep": {"": sweep},
     "table": {suffix: partial(learning, by=by) for by, suffix in AGAINST.items()} | {"-at": along},
 }

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from fedshot.config import settings as trees
-from fedshot.config.registry import layered, long, written_out
+from fedshot.config.registry import expand_name, expand_names, layered
 from fedshot.core.errors import ConfigError, nearest
 from fedshot.recipes.recipe import (
     AGAINST,
@@ -52,7 +52,7 @@ _TUNE = _Part((dict,), "options, such as method.inner_lr, and their search space
 # The keys of a file are the names of the fields of Recipe, Column, Budget and Row.
 _RECIPE = {
     "title": _TEXT, "source": _TEXT, "kind": _TEXT, "measure": _TEXT, "axis": _TEXT,
-    "open": _Part((dict,), "keys and texts", (str,)), "departs": _TEXTS, "tune": _TUNE,
+    "open": _Part((dict,), "keys and texts", (str,)), "deviations": _TEXTS, "tune": _TUNE,
     "against": _TEXTS,
     "settings": _TREE, "columns": _TREE, "rows": _TREE, "budgets": _TREE,
 }  # fmt: skip
@@ -63,7 +63,7 @@ _BUDGET = {
 }  # fmt: skip
 _ROW = {
     "label": _TEXT, "settings": _TREE, "exchanges": _COUNT, "stops_after": _COUNT, "tune": _TUNE,
-    "departs": _TEXTS, "published": _OF_COLUMNS, "spread": _OF_COLUMNS, "trained_as": _TEXT,
+    "deviations": _TEXTS, "published": _OF_COLUMNS, "spread": _OF_COLUMNS, "trained_as": _TEXT,
     "trained_in": _Part((dict,), "columns, and for each the column whose training it has", (str,)),
     "at": _Part((dict,), "axes and numbers", (int, float)),
 }  # fmt: skip
@@ -87,7 +87,7 @@ def read(name: str, tree: Any) -> Recipe:
     _check_spaces(what, parts)
     columns, rows, budgets = (_keyed(what, kind, parts) for kind in ("column", "row", "budget"))
     recipe = Recipe(name, **parts | {
-        "settings": written_out(parts["settings"]),
+        "settings": expand_names(parts["settings"]),
         "columns": {key: _column(f"{what}, column {key}", key, one) for key, one in columns},
         "rows": {key: _row(f"{what}, row {key}", key, one, len(columns), may) for key, one in rows},
         "budgets": {key: _budget(f"{what}, budget {key}", key, one, may) for key, one in budgets},
@@ -190,7 +190,7 @@ def _row(what: str, key: str, tree: Any, n: int, may: Sequence[str]) -> Row:
     method = parts["settings"].get("method")
     if not isinstance(method.get("name") if isinstance(method, dict) else method, str):
         raise ConfigError(f"{what} names no method. Set settings.method.name.")
-    parts["settings"] = parts["settings"] | {"method": long("method", method)}
+    parts["settings"] = parts["settings"] | {"method": expand_name("method", method)}
     places = [place for place, _ in trees.flat(parts["settings"])]
     _check_places(what, places, may, searched=False)
     _check_places(what, parts.get("tune", {}), may)

@@ -24,7 +24,7 @@ ROW_MAY_SET = ("method", "model.head", "model.norm_policy", "episode.labels", "a
 """The settings that a row may change, because they belong to its method."""
 ON_FEATURES = "model.backbone"
 """What a row may change, too, if a frozen encoder computes the features of all rows."""
-Kind = Literal["table", "curve", "sweep", "plane", "picture"]
+Kind = Literal["table", "curve", "sweep", "scatter", "picture"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _DATASET = ("name", "variant", "path", "config", "part")  # options that select the dataset
 AGAINST = {"megabytes": "", "rounds": "-rounds"}
@@ -53,7 +53,7 @@ class Row:
     exchanges: int = 1  # communication rounds in one round of the method
     stops_after: int | None = None  # communication rounds, if fewer than the budget's
     tune: Mapping[str, Any] = field(default_factory=dict)  # search space, plus the recipe's
-    departs: tuple[str, ...] = ()  # how the row's cells differ from the paper in every budget
+    deviations: tuple[str, ...] = ()  # how the row's cells differ from the paper in every budget
     trained_as: str | None = None  # key of the row whose training this row shares; tests differ
     trained_in: Mapping[str, str] = field(default_factory=dict)  # column -> its training column
     at: Mapping[str, float] = field(default_factory=dict)  # axis (a panel of a sweep) -> x value
@@ -82,8 +82,8 @@ class Recipe:
     """A published table or figure.
 
     Kinds: a "table" may also draw learning curves. In a "curve", the columns are values on an
-    axis; in a "sweep", the rows are values on one or more axes. A "plane" is a table of models with
-    two-dimensional features; examples are plotted as points. A "picture" trains nothing.
+    axis; in a "sweep", the rows are values on one or more axes. A "scatter" is a table of models
+    with two-dimensional features; examples are plotted as points. A "picture" trains nothing.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Recipe:
     open: Mapping[str, str] = field(default_factory=dict)
     tune: Mapping[str, Any] = field(default_factory=dict)  # search space of all rows, by key path
     axis: str = ""  # label of a curve's x axis
-    departs: tuple[str, ...] = ()  # how all cells differ from the paper in every budget
+    deviations: tuple[str, ...] = ()  # how all cells differ from the paper in every budget
     against: tuple[str, ...] = ("megabytes",)  # x axes of a table's learning curves
 
     @property

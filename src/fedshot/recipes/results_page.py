@@ -26,11 +26,11 @@ from fedshot.evaluation.episodic_test import total_confusion
 from fedshot.recipes import claims, provenance
 from fedshot.recipes.claims import ClaimResult, Front, Paper, Selection, check_claim
 from fedshot.recipes.plan import marks
-from fedshot.recipes.plane import planar
 from fedshot.recipes.plots import published_and_ours, swept, with_learning_curves
 from fedshot.recipes.recipe import AGAINST, Recipe
 from fedshot.recipes.results import CellResult, Results, command, row_of, validation_curve
 from fedshot.recipes.runner import State, current
+from fedshot.recipes.scatter import with_scatter_data
 from fedshot.recipes.tables import Marks, class_means, difference, measure, ours, published, unfair
 from fedshot.reports.markup import plain, render_markdown
 from fedshot.reports.significance import compare
@@ -321,7 +321,9 @@ def _figures(
     """
     title = recipe.title_of(state.cell for state in states)
     link = f"{folder}/{recipe.name}/{variant}"
-    if recipe.kind in ("curve", "sweep") or (recipe.kind == "plane" and planar(states)):
+    if recipe.kind in ("curve", "sweep") or (
+        recipe.kind == "scatter" and with_scatter_data(states)
+    ):
         return [("", title, f"{link}.svg")]
     found = []
     if recipe.kind == "table" and with_learning_curves(states):

@@ -79,7 +79,7 @@ def _other_settings(run: Experiment) -> dict[str, Any]:
     """Return the settings that the trained models depend on, besides the method's `training`."""
     settings = run.config.settings
     ignored = ["name", *ROW_MAY_SET, "test"]
-    if settings["partition"]["name"] == "redealt" and run.method.traits.trains_on_pool:
+    if settings["partition"]["name"] == "resampled" and run.method.traits.trains_on_pool:
         ignored += ["partition.by", "partition.per_client", "partition.shards"]
     prefixes = tuple(f"{place}." for place in ignored)
     found = {k: v for k, v in trees.flat(settings) if not f"{k}.".startswith(prefixes)}

@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 
 from fedshot.config import settings as trees
 from fedshot.config.load import Config, override
-from fedshot.config.registry import KINDS, difference, is_text, written_out
+from fedshot.config.registry import KINDS, difference, expand_names, is_text
 from fedshot.config.settings import Settings
 from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError, ConfigError
@@ -221,7 +221,7 @@ class Sweep:
             )
         for path, space in self.spaces.items():
             _check_space(path, space, self.random or self.optuna)
-        base = written_out(self.base)
+        base = expand_names(self.base)
         self.base = {key: value for key, value in base.items() if key not in ("name", "seed")}
         if trees.at(self.base, "run.threads") is None:
             trees.put(self.base, "run.threads", 1)  # several points train at once

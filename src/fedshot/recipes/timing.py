@@ -86,8 +86,12 @@ def short(cell: Cell) -> dict[str, Any]:
     if "local_steps" in _options(settings):
         few = min(steps(settings), _MEASURED_STEPS)
         settings = {**settings, "method": settings["method"] | {"local_steps": few}}
-    redealt = settings.get("partition", {}).get("name") == "redealt"
-    run = settings["run"] | {"rounds": 2, "cohort": None if redealt else 1, "validate_every": 1000}
+    resampled = settings.get("partition", {}).get("name") == "resampled"
+    run = settings["run"] | {
+        "rounds": 2,
+        "cohort": None if resampled else 1,
+        "validate_every": 1000,
+    }
     test = settings.get("test", {}) | {"episodes": 10, "validation_episodes": 2}
     return {**settings, "run": run, "test": test}
 

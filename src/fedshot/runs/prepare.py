@@ -25,7 +25,7 @@ from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.files.places import find_data_dir
 from fedshot.data.partitions.partition import ClientSplit, Partition, infeasible_clients
-from fedshot.data.partitions.redealt import Redealt
+from fedshot.data.partitions.resampled import Resampled
 from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.sent140 import split_users
 from fedshot.evaluation.episodic_test import EpisodicTest, TestOptions
@@ -214,7 +214,7 @@ class FederatedDataset:
         if self.dataset.groups is None:
             return
         conflicts = {
-            "partition.name is 'redealt'": isinstance(self.config.partition, Redealt),
+            "partition.name is 'resampled'": isinstance(self.config.partition, Resampled),
             f"method {self.config.settings['method']['name']!r} divides a client's examples":
                 self.config.divides,
             "the split has no novel classes, so clients are tested on their own": self.own_tests,
@@ -307,10 +307,10 @@ class PreparedRun(FederatedDataset):
                 "the data by user instead of by class, with split.users."
             )
         _check_way("episode.way", config.episode.max_way, traits.max_way)
-        if config.attack is not None and config.attack.poisons_data and traits.redealt:
+        if config.attack is not None and config.attack.poisons_data and traits.resampled:
             raise ConfigError(
                 f"attack.name is {config.settings['attack']['name']!r}, which changes what a "
-                "client holds, and under partition 'redealt' all clients draw from one pool. "
+                "client holds, and under partition 'resampled' all clients draw from one pool. "
                 "Choose another partition or attack."
             )
         if config.episode.labels == "global":
@@ -462,9 +462,9 @@ class PreparedRun(FederatedDataset):
                 f"run.cohort is {run.cohort}, but only {len(self.clients)} clients take part. "
                 "Lower it, or omit it to use all of them."
             )
-        if run.cohort is not None and run.cohort < n and self.method.traits.redealt:
+        if run.cohort is not None and run.cohort < n and self.method.traits.resampled:
             raise ConfigError(
-                f"run.cohort is {run.cohort}, but partition 'redealt' divides every episode's "
+                f"run.cohort is {run.cohort}, but partition 'resampled' divides every episode's "
                 f"images among {n} clients; those of clients outside the cohort would be lost. "
                 f"Set partition.clients to {run.cohort}, or omit run.cohort."
             )

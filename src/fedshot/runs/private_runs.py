@@ -17,7 +17,7 @@ from fedshot.core.extras import require
 from fedshot.core.records import Whole
 from fedshot.core.seeds import Key
 from fedshot.core.text import count
-from fedshot.data.partitions.redealt import Redealt
+from fedshot.data.partitions.resampled import Resampled
 from fedshot.privacy.accounting import Accountant
 from fedshot.privacy.differential import LEAST_NOISE, ClientLevel, Mechanism, Privacy
 from fedshot.privacy.private_clients import PrivateClients, rehearse
@@ -107,10 +107,10 @@ def planned(
             f"privacy is set, and the clients of {method.name} subtract their own models from the "
             "mean, which privacy clips and weighs alike. Set method.reference to 'global'."
         )
-    if isinstance(config.partition, Redealt):
+    if isinstance(config.partition, Resampled):
         raise ConfigError(
-            "privacy is set, and partition 'redealt' gives a client other examples in every round, "
-            f"so there is no {level} to hide. Choose another partition."
+            "privacy is set, and partition 'resampled' gives a client other examples in every "
+            f"round, so there is no {level} to hide. Choose another partition."
         )
     if own_tests and run.choose != "last":
         raise ConfigError(

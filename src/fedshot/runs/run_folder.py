@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedshot.config.load import Config, load
+from fedshot.config.registry import current_names
 from fedshot.config.settings import Settings, at, merged
 from fedshot.core.devices import devices_of
 from fedshot.core.errors import CheckpointError, ConfigError
@@ -46,19 +47,19 @@ def check(folder: Path) -> None:
 
 
 def written(folder: Path) -> Settings:
-    """Return the settings in a run's folder.
+    """Return the settings in a run's folder, with the names that options have now.
 
     Raises CheckpointError as `check` does, and if the settings cannot be read.
     """
     check(folder)
     try:
-        return load(folder / CONFIG)
+        return current_names(load(folder / CONFIG))
     except ConfigError as error:
         raise CheckpointError(f"{error} {COPY}.") from None
 
 
 def configuration(folder: Path, *, any_device: bool = False) -> Config:
-    """Return the configuration of a run. Raises ConfigError, and CheckpointError as `written`.
+    """Return the configuration of a run. Raises ConfigError, and CheckpointError as `written` does.
 
     With `any_device`, `run.device` becomes "cpu" if this machine lacks the device of the run.
     """

@@ -16,7 +16,7 @@ from fedshot.data.episodes.episode import ClientData, Tasks, divide
 from fedshot.data.episodes.group_sampler import GroupSampler, GroupTasks
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition, infeasible_clients
-from fedshot.data.partitions.redealt import Redealt, _max_shards_below
+from fedshot.data.partitions.resampled import Resampled, _max_shards_below
 from fedshot.evaluation.episodic_test import EpisodicTest
 
 CLASSES, EACH = 9, 240
@@ -105,7 +105,7 @@ def test_spare_clients_do_not_change_what_the_group_holds_in_number() -> None:
 
 
 def test_an_episode_follows_from_its_key_alone() -> None:
-    pool = Redealt(10, "shards").assign(DATA, np.arange(len(DATA)), Key(0), PAPER).train
+    pool = Resampled(10, "shards").assign(DATA, np.arange(len(DATA)), Key(0), PAPER).train
     key = Key(5).at("round", 3)
     forth = [pool.data(DATA, k).share(PAPER, key) for k in range(10)]
     for t in range(20):  # others in between, more than are remembered
@@ -119,9 +119,9 @@ def test_an_episode_follows_from_its_key_alone() -> None:
     )
 
 
-def test_every_client_of_a_redealt_pool_can_form_an_episode() -> None:
+def test_every_client_of_a_resampled_pool_can_form_an_episode() -> None:
     rows = np.flatnonzero(DATA.y < 6)
-    deal = Redealt(4).assign(DATA, rows, Key(0), PAPER)
+    deal = Resampled(4).assign(DATA, rows, Key(0), PAPER)
     assert infeasible_clients(DATA, deal.train, PAPER) == {}
     assert all(np.array_equal(held, rows) for held in deal.train)
     assert deal.train.data(DATA, 2).n == len(rows)
@@ -180,19 +180,19 @@ def test_an_exam_in_one_hand_has_the_name_it_always_had() -> None:
         (lambda: GroupSampler(10, "dirichlet"), "by is 'dirichlet'"),  # type: ignore[arg-type]
         (lambda: GroupSampler(10, "shards", shards=3), "shards is 3"),
         (lambda: GroupSampler(-1), "clients is -1"),
-        (lambda: Redealt(0), "clients is 0"),
+        (lambda: Resampled(0), "clients is 0"),
         (
-            lambda: Redealt(5, "shards").assign(
+            lambda: Resampled(5, "shards").assign(
                 DATA, POOL.indices, Key(0), EpisodeSpec((3, 6), 3, 5)
             ),
             "in an episode of 3 classes a client may get images but no support",
         ),
         (
-            lambda: Redealt(10).assign(DATA, POOL.indices, Key(0), EpisodeSpec(5, 2, 8)),
+            lambda: Resampled(10).assign(DATA, POOL.indices, Key(0), EpisodeSpec(5, 2, 8)),
             "in an episode of 5 classes a client may get images but no support",
         ),
         (
-            lambda: Redealt(50).assign(DATA, POOL.indices, Key(0), EpisodeSpec(3, 5, 5)),
+            lambda: Resampled(50).assign(DATA, POOL.indices, Key(0), EpisodeSpec(3, 5, 5)),
             "episode.shot and episode.query count the images of a class that all clients hold",
         ),
         (
@@ -240,7 +240,7 @@ def test_hands_without_a_support_are_found_by_trying_all(
 
 def test_a_rare_hand_without_a_support_is_refused() -> None:
     with pytest.raises(DataError, match="a client may get images but no support"):
-        Redealt(2, "shards", 3, 12).assign(DATA, POOL.indices, Key(0), EpisodeSpec(6, 1, 1))
+        Resampled(2, "shards", 3, 12).assign(DATA, POOL.indices, Key(0), EpisodeSpec(6, 1, 1))
 
 
 @pytest.mark.parametrize("by", ["iid", "shards"])
@@ -252,7 +252,7 @@ def test_an_episode_of_training_can_be_dealt_whenever_the_first_could_be_dealt_f
     for shot, query in ((1, 4), (2, 3), (3, 5), (6, 6)):
         spec = EpisodeSpec((2, 4), shot, query)
         try:
-            dealt = Redealt(4, by).assign(DATA, POOL.indices, Key(0), spec).train
+            dealt = Resampled(4, by).assign(DATA, POOL.indices, Key(0), spec).train
         except DataError:
             refused += 1
             continue

@@ -10,8 +10,8 @@ from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.own_classes import Clusters, Pathological
 from fedshot.data.partitions.partition import Partition, infeasible_clients
 from fedshot.data.partitions.pooled import Dirichlet, Iid, Shards, Users, WholeClasses
-from fedshot.data.partitions.redealt import Redealt
 from fedshot.data.partitions.registry import PARTITIONS
+from fedshot.data.partitions.resampled import Resampled
 
 SPEC = EpisodeSpec(2, 1, 1)
 
@@ -54,15 +54,15 @@ def test_a_partition_repeats_under_its_key_and_changes_with_it(name):
         "clusters": Clusters(4, 2, 3, 2),
         "users": Users(3),
         "classes": WholeClasses(4),
-        "redealt": Redealt(2),
+        "resampled": Resampled(2),
     }[name]
     assert type(options) is PARTITIONS[name]
     dataset = made([40] * 8, users=True)
-    spec = EpisodeSpec(2, 4, 4) if name == "redealt" else SPEC  # of all clients together
+    spec = EpisodeSpec(2, 4, 4) if name == "resampled" else SPEC  # of all clients together
     one, same, other = (deal(options, dataset, Key(seed), spec) for seed in (0, 0, 1))
     assert (one.train.indices == same.train.indices).all()
     assert (one.train.offsets == same.train.offsets).all()
-    if name == "redealt":  # all see everything: the deal of an episode is drawn later
+    if name == "resampled":  # all see everything: the deal of an episode is drawn later
         assert one.train.indices.tolist() == other.train.indices.tolist() == [*range(320)] * 2
         return
     assert one.train.indices.tolist() != other.train.indices.tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -123,6 +124,32 @@ class LocalFederation:
 
         words = local.node_command(self.folder, i, self.address())
         self.children.start(f"node-{i}", words, self.folder / "logs" / f"node-{i}.log")
+
+    def run_with_killed_node(self, experiment: Experiment) -> set[tuple[int, int]]:
+        """Kill node-1 in round 3, after its first local update, and start it after the round.
+
+        Returns the (round, client) of all lost replies.
+        """
+        from fedshot.deploy.flower.flower_runs import Deployment
+
+        victim, faults = self.child("node-1"), set[tuple[int, int]]()
+        run = Deployment.read(experiment.folder).run
+        states = self.folder / "node-1" / "state" / run / "clients"
+
+        def strike() -> None:
+            until(lambda: any(states.glob("*/r000003-*.safetensors")), "work of round 3")
+            victim.process.kill()
+
+        killer = threading.Thread(target=strike)
+        killer.start()
+        for record in experiment.run():
+            faults |= lost(record)
+            if record.round == 3:
+                killer.join(LONG)
+                assert victim.ended
+                self.start_node(1)
+                until(lambda: self.child("node-1").tail.count("connected") >= 2, "the node")
+        return faults
 
     def private(self, experiment: Experiment) -> dict[str, str]:
         """Return the hash of the newest private state of every client, as the nodes hold them."""

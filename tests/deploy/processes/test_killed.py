@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from .local_federation import (
     LONG,
     LocalFederation,
     alone,
-    lost,
     merged,
     newest,
     program,
@@ -32,29 +30,9 @@ def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_private_stat
     federation: LocalFederation, tmp_path: Path
 ) -> None:
     """The round closes at its deadline with the others; what the node had half done is dropped."""
-    from fedshot.deploy.flower.flower_runs import Deployment
-
     change = merged(PRIVATE, {"run": {"rounds": 6, "cohort": None}})
-    victim = federation.child("node-1")
-    faults: set[tuple[int, int]] = set()
     with federation.experiment(change, deadline=15.0) as there:
-        states = (
-            federation.folder / "node-1" / "state" / Deployment.read(there.folder).run / "clients"
-        )
-
-        def strike() -> None:
-            until(lambda: any(states.glob("*/r000003-*.safetensors")), "work of round 3")
-            victim.process.kill()
-
-        killer = threading.Thread(target=strike)
-        killer.start()
-        for record in there.run():
-            faults |= lost(record)
-            if record.round == 3:
-                killer.join(LONG)
-                assert victim.ended
-                federation.start_node(1)
-                until(lambda: federation.child("node-1").tail.count("connected") >= 2, "the node")
+        faults = federation.run_with_killed_node(there)
     assert faults == {(3, 1), (3, 4)}, "node-1 alone is lost, and comes back"
     here = alone(tmp_path / "run", change, faults=faults)
     assert federation.private(there) == newest((here.folder / "clients").glob("*"))

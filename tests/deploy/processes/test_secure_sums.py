@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from fedshot.fleets.guard import Guard
 from fedshot.fleets.unreliable import Trouble, Unreliable
 from fedshot.protocol.exchange import Exchange
 
-from .local_federation import LONG, LocalFederation, alone, lost, newest, until, weights
+from .local_federation import LocalFederation, alone, lost, newest, weights
 from .test_same_results import METHODS
 
 TWELVE: dict[str, Any] = {"partition": {"clients": 12}, "run": {"cohort": None}}
@@ -65,25 +64,8 @@ def test_a_node_killed_in_a_round_is_left_out_of_the_sum_or_in_it(
     twelve: LocalFederation, tmp_path: Path
 ) -> None:
     """It depends on whether its uploads have left; the sum is the plain one of who is accepted."""
-    from fedshot.deploy.flower.flower_runs import Deployment
-
-    victim, faults = twelve.child("node-1"), set[tuple[int, int]]()
     with twelve.experiment(METHODS["f2l"], ROUNDS, SECURE, deadline=15.0) as there:
-        run = Deployment.read(there.folder).run
-        states = twelve.folder / "node-1" / "state" / run / "clients"
-
-        def strike() -> None:
-            until(lambda: any(states.glob("*/r000003-*.safetensors")), "work of round 3")
-            victim.process.kill()
-
-        killer = threading.Thread(target=strike)
-        killer.start()
-        for record in there.run():
-            faults |= lost(record)
-            if record.round == 3:
-                killer.join(LONG)
-                twelve.start_node(1)
-                until(lambda: twelve.child("node-1").tail.count("connected") >= 2, "the node")
+        faults = twelve.run_with_killed_node(there)
     assert faults in (set(), {(3, client) for client in (1, 4, 7, 10)})
     here = alone(tmp_path / "run", TWELVE, METHODS["f2l"], ROUNDS, faults=faults)
     assert weights(there.folder) == weights(here.folder)

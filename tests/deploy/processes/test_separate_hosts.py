@@ -87,7 +87,16 @@ def test_a_host_that_was_cut_off_for_a_minute_takes_part_again(hosts: None, tmp_
         addresses = [f"{net}.1" for net in HOSTS.values()]
         words = ("flower", "keys", "--server", *addresses, "--folder", home)
         assert at.start(SERVER, "keys.log", *words).wait(LONG) == 0
-        words = ("flower", "deal", "--config", config, "--nodes", 2, "--to", tmp_path / "dealt")
+        words = (
+            "flower",
+            "partition",
+            "--config",
+            config,
+            "--nodes",
+            2,
+            "--to",
+            tmp_path / "dealt",
+        )
         assert at.start(SERVER, "deal.log", *words).wait(LONG) == 0
         for name in HOSTS:
             words = ("flower", "keys", "--node", tmp_path / f"{name}.key")

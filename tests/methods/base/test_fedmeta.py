@@ -239,7 +239,7 @@ def test_the_gradient_by_alpha_equals_finite_differences(
 def test_with_a_constant_alpha_it_is_maml(
     model: Model, adapts: Any, order: Any, tmp_path: Path
 ) -> None:
-    """The same loss, the same gradient by the initialisation, the same answers."""
+    """The same loss, gradient with respect to the initialisation, and predictions."""
     inner, e = InnerLoop(0.05, 3, 4, order, adapts), one_episode(tmp_path)
     one, other = MetaSgd(model, inner), Maml(model, inner)
     params, stats = one.init(Key(2))

@@ -311,7 +311,7 @@ def classified(net: Client, w: Any, s: Tensor) -> Tensor:
 
 
 def test_all_clients_may_answer_every_task(tmp_path: Path) -> None:
-    run = Run(method(answer_by="all"), tmp_path, (10, 10))
+    run = Run(method(test_clients="all"), tmp_path, (10, 10))
     run.round()
     assert sorted((a.eval_episode, a.client) for a in answers(run)) == [
         (u, k) for u in range(6) for k in run.ids
@@ -445,7 +445,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "mi_loss is 'shots'.*episode.shot is 1",
     ),
     ({"local_steps": 0}, "local_steps is 0"),
-    ({"answer_by": "one"}, "answer_by is 'one'"),
+    ({"test_clients": "one"}, "test_clients is 'one'"),
     ({"inner": InnerChoice(lr=-1.0)}, "inner.lr is -1.0"),
     ({"optimizer": OptimizerChoice(lr=0.0)}, "lr is 0.0"),
     ({"probe": "nearest"}, "probe is 'nearest'"),

@@ -22,13 +22,13 @@ OWN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("by", ["turns", "all"])
+@pytest.mark.parametrize("by", ["round_robin", "all"])
 @pytest.mark.parametrize("many", [False, True])
 def test_questions_as_features_still_go_to_their_owners(
     by: Any, many: bool, tmp_path: Path
 ) -> None:
     """Whether each example is embedded once or each question by itself."""
-    run = Run(method(answer_by=by), tmp_path, (10, 10, 10))
+    run = Run(method(test_clients=by), tmp_path, (10, 10, 10))
     eval_episodes = run.eval_episodes(many)
     eval_episodes.owners = tuple((1, 2)[u % 2] for u in range(len(eval_episodes)))
     clients = Clients(run.spy, run.ids, round=0, phase="evaluate")
@@ -38,9 +38,9 @@ def test_questions_as_features_still_go_to_their_owners(
     )
 
 
-@pytest.mark.parametrize("by", ["turns", "all"])
+@pytest.mark.parametrize("by", ["round_robin", "all"])
 def test_a_client_answers_its_own_test_and_no_other(by: str, tmp_path: Path) -> None:
-    f2l = {"name": "f2l", "local_steps": 1, "transformer": {"hidden": 8}, "answer_by": by}
+    f2l = {"name": "f2l", "local_steps": 1, "transformer": {"hidden": 8}, "test_clients": by}
     run = finished(tmp_path / "run", OWN, {"method": f2l, "run": {"cohort": 4}})
     episodic_test = run.prepared.test
     clients = run._clients(1, "evaluate")

@@ -182,7 +182,7 @@ def jacobian(q: Tensor) -> Tensor:
 
 
 def coefficients(p_logits: Tensor, q_logits: Tensor, clip: str) -> Tensor:
-    """Return the derivative by q, from the definition: -p/q, kept in the band or cut outside it."""
+    """Return the derivative with respect to q: -p/q, clipped to the band or 0 outside it."""
     r = p_logits.softmax(-1) / q_logits.softmax(-1)
     if clip == "coef":
         return -r.clamp(1 - EPS, 1 + EPS)

@@ -20,7 +20,7 @@ from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
-from fedshot.data.partitions.redealt import Redealt
+from fedshot.data.partitions.resampled import Resampled
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
@@ -54,7 +54,7 @@ def data_of(shape: tuple[int, ...]) -> Dataset:
 def method(model: Model = CONV, **options: Any) -> FRL:
     """Return FRL with plain SGD at the server, whose step is its gradient."""
     given: dict[str, Any] = {"inner_rounds": 2, "inner_lr": 0.02, "optimizer": SGD}
-    return FRL(model, SPEC, tuple(range(CLASSES)), redealt=True, **(given | options))
+    return FRL(model, SPEC, tuple(range(CLASSES)), resampled=True, **(given | options))
 
 
 class Run:
@@ -70,7 +70,7 @@ class Run:
     ) -> None:
         dataset = data_of(m.model.shape)
         rows = np.arange(len(dataset))
-        dealt = Redealt(K, by).assign(dataset, rows, Key(0), m.episode).train
+        dealt = Resampled(K, by).assign(dataset, rows, Key(0), m.episode).train
         self.m, self.partition = m, partition or dealt
         self.host = Host(m, dataset, self.partition, PrivateStore(folder), Key(1))
         self.meter = Meter(Threads(self.host, workers) if workers > 1 else Sequential(self.host))

@@ -365,7 +365,7 @@ def unit_step() -> Optimizer:
 # ------------------------------------------------------------------------- who has what
 def test_the_server_with_proxy_data_gets_the_bits_that_clients_give(tmp_path: Path) -> None:
     m = FRL(
-        replace(CONV, dtype="float32"), SPEC, tuple(range(CLASSES)), redealt=True, inner_rounds=2
+        replace(CONV, dtype="float32"), SPEC, tuple(range(CLASSES)), resampled=True, inner_rounds=2
     )
     run = Run(m, tmp_path, workers=2)
     proxies = Group.of_data([run.host.data(k) for k in range(K)])
@@ -400,7 +400,7 @@ def test_an_exchange_reads_the_part_that_it_works_on(
     both = (variant, prototypes) == ("proto", "local")
     run = Run(m, tmp_path)
     whole = run.shares()
-    for work in (m.update, m.census, m.meta_gradient, m.pull_update, m.pull_census):
+    for work in (m.update, m.prototype_sums, m.meta_gradient, m.pull_update, m.pull_prototype_sums):
         asked = ClientWork.of(work)
         for k in range(K):
             at = run.key.at("step", 1, "work", asked.name, "client", k)
@@ -423,7 +423,7 @@ def test_users_keep_their_images_and_label_by_the_base_classes(tmp_path: Path) -
     users = Partition.of(
         [np.concatenate([rows[k, 0], rows[(k + 1) % CLASSES, 1]]) for k in range(CLASSES)]
     )
-    m = replace(method(variant="proto", inner_rounds=1), redealt=False)
+    m = replace(method(variant="proto", inner_rounds=1), resampled=False)
     run = Run(m, tmp_path, partition=users)
     assert m.slots == CLASSES
     for k, share in enumerate(run.shares()):

@@ -359,7 +359,7 @@ def test_what_one_shot_cannot_do_is_refused(options: dict[str, Any], text: str) 
 # ------------------------------------------------------------------------- personalised
 @pytest.mark.parametrize("variant", ["linear", *slow("proto")])
 def test_personal_training_is_its_definition(variant: Any, tmp_path: Path) -> None:
-    m = FRLPersonal(CONV, SPEC, BASE, redealt=True, variant=variant, inner_lr=0.02, optimizer=SGD)
+    m = FRLPersonal(CONV, SPEC, BASE, resampled=True, variant=variant, inner_lr=0.02, optimizer=SGD)
     run = Run(m, tmp_path, "iid")
     phi, shares = flat(run.server.phi), [
         m.draw(run.host.data(k), run.key.at("step", 0, "work", "meta_gradient", "client", k))
@@ -397,7 +397,7 @@ def test_personal_training_is_its_definition(variant: Any, tmp_path: Path) -> No
 
 
 def test_personal_steps_slow_down_after_so_many_rounds(tmp_path: Path) -> None:
-    m = FRLPersonal(FLAT, SPEC, BASE, redealt=True, optimizer=SGD, decay_round=5)
+    m = FRLPersonal(FLAT, SPEC, BASE, resampled=True, optimizer=SGD, decay_round=5)
     early, late = Run(m, tmp_path / "a"), Run(m, tmp_path / "b")
     late.server = late.server._replace(exchanges=torch.tensor(5))
     moved = [tree.sub(run.play().phi, run.server.phi) for run in (early, late)]

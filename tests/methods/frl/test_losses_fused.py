@@ -145,7 +145,7 @@ def test_an_episode_is_that_of_float64(mode: Any, calls: list[str], tmp_path: Pa
 def few_round(model: Model, mode: Any) -> Any:
     if mode != "personal":
         return method(model, mode=mode)
-    rest = {"inner_lr": 0.02, "optimizer": SGD, "redealt": True}
+    rest = {"inner_lr": 0.02, "optimizer": SGD, "resampled": True}
     return FRLPersonal(model, SPEC, tuple(range(CLASSES)), **rest)  # type: ignore[arg-type]
 
 

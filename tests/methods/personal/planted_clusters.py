@@ -99,7 +99,10 @@ class Play:
         ]
         return np.array(
             [
-                [float(self.method.judge.loss(m["theta"], m["stats"], b)) for m in models]
+                [
+                    float(self.method.weighting_learner.loss(m["theta"], m["stats"], b))
+                    for m in models
+                ]
                 for b in batches
             ]
         )

@@ -305,7 +305,7 @@ def test_samples_that_are_all_alone_teach_and_weigh_only_where_they_are_included
     for word in ("include", "drop"):
         group = Group(method(alone=word, iota=0.0), tmp_path / word, held)
         first = plain(group.server.start["theta"])
-        seen = group.method.judge.loss(group.server.start["theta"], {}, sample(group))
+        seen = group.method.weighting_learner.loss(group.server.start["theta"], {}, sample(group))
         group.round()
         assert (float(seen) > 0) == (word == "include")
         gaps = [float((group.banked(1)[n] - w).abs().max()) for n, w in first.items()]
@@ -485,7 +485,7 @@ def test_batch_norm_weighs_and_answers_by_the_statistics_of_ones_own_samples(
         torch.testing.assert_close(answer.logits.double(), want, rtol=1e-5, atol=1e-6)
         clients = Clients(group.spy, group.ids, round=group.t, phase="evaluate")
         theta = group.method.stored_model(group.server, clients, k)["theta"]
-        judged = group.method.judge.loss(theta, {}, sample(group, k))
+        judged = group.method.weighting_learner.loss(theta, {}, sample(group, k))
         assert float(judged) == pytest.approx(float(loss_of(own, y, "without")), rel=1e-8)
 
 

@@ -6,7 +6,7 @@ from fedshot.core.plugins import T, registering
 from fedshot.data.partitions.own_classes import Clusters, Pathological
 from fedshot.data.partitions.partition import Partitioner
 from fedshot.data.partitions.pooled import Dirichlet, Iid, Shards, Users, WholeClasses
-from fedshot.data.partitions.redealt import Redealt
+from fedshot.data.partitions.resampled import Resampled
 
 PARTITIONS: dict[str, type[Partitioner]] = {
     "iid": Iid,
@@ -16,7 +16,7 @@ PARTITIONS: dict[str, type[Partitioner]] = {
     "clusters": Clusters,
     "users": Users,
     "classes": WholeClasses,
-    "redealt": Redealt,
+    "resampled": Resampled,
 }
 
 

@@ -28,7 +28,7 @@ from fedshot.core.errors import ConfigError, DataError
 from fedshot.data.dataset import Dataset, Encoding, Ints
 from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.partitions.partition import ClientSplit, Partition
-from fedshot.data.partitions.redealt import Pool
+from fedshot.data.partitions.resampled import Pool
 from fedshot.data.tokens import PADDING, Table, Tokens, Words
 from fedshot.runs.prepare import FederatedDataset, PreparedRun
 
@@ -99,8 +99,8 @@ def write_shards(
     """
     if isinstance(partition, Pool):
         raise DataError(
-            "partition.name is 'redealt', which redistributes the data in every round; clients on "
-            "nodes keep their data. Set it to another, such as 'classes' or 'iid'."
+            "partition.name is 'resampled', which redistributes the data in every round; clients "
+            "on nodes keep their data. Set it to another, such as 'classes' or 'iid'."
         )
     notes = notes_of(dataset, partition)
     for client in clients:
@@ -152,7 +152,7 @@ def read_shards(folder: Path, clients: Sequence[int] | None = None) -> NodeData:
     if not wanted:
         raise DataError(
             f"{folder} holds no client: expected files such as {path_of(folder, 0).name}. "
-            "`fedshot flower pack` writes them, or `deal` from one dataset."
+            "`fedshot flower pack` writes them, or `partition` from one dataset."
         )
     if missing := sorted(set(wanted) - set(present)):
         raise DataError(
@@ -167,8 +167,8 @@ def read_shards(folder: Path, clients: Sequence[int] | None = None) -> NodeData:
         if differing:
             raise DataError(
                 f"{path_of(folder, client)} does not belong to the file of client {wanted[0]}: "
-                f"{', '.join(differing)} differ. Write both with one `fedshot flower deal`, or "
-                "pack them with one configuration."
+                f"{', '.join(differing)} differ. Write both with one `fedshot flower partition`, "
+                "or pack them with one configuration."
             )
     parts = [{name: leaf.numpy() for name, leaf in flat.items()} for flat, _, _ in read]
     try:
@@ -279,7 +279,9 @@ class ServerTestRun(PreparedRun):
     def _load(self, config: Config, data_dir: str | None) -> None:
         path = Path(data_dir or ".") / _FILE
         if not path.is_file():
-            raise DataError(f"{path} does not exist. `fedshot flower deal` writes it, or `pack`.")
+            raise DataError(
+                f"{path} does not exist. `fedshot flower partition` writes it, or `pack`."
+            )
         flat, notes, _ = storage.read(path)
         found = {name: leaf.numpy() for name, leaf in flat.items()}
         try:
@@ -290,8 +292,8 @@ class ServerTestRun(PreparedRun):
             self.left_out = {int(client): str(why) for client, why in notes["left_out"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
-                f"{path} is incomplete: {error!r}. Write it again with `fedshot flower deal` or "
-                "`pack`."
+                f"{path} is incomplete: {error!r}. Write it again with `fedshot flower partition` "
+                "or `pack`."
             ) from None
         self.split, self.own_tests = None, False
         self.config = _with_encoder(config, notes.get("encoder"), path)

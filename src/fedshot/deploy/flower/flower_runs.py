@@ -174,7 +174,7 @@ def open_experiment(
 
 
 def _check_privacy(prepared: PreparedRun, deployment: Deployment) -> None:
-    """Raise ConfigError if a private run on nodes would reveal more than it counts."""
+    """Raise ConfigError if a private run on nodes would reveal more than its epsilon covers."""
     privacy, run = prepared.config.privacy, prepared.config.run
     if privacy is not None and deployment.norms in ("clip", "refuse"):
         raise ConfigError(

@@ -171,7 +171,7 @@ def pack_tests(
 ) -> list[str]:
     """Write the server's test data, with the dataset's examples of validation and novel classes.
 
-    Returns and raises as `pack_client`.
+    The return value and errors are those of `pack_client`.
     """
     n, classes = _clients(config), Classes.of(config)
     dataset, remarks = classes.of_part(dataset, ["validation", "novel"])
@@ -207,7 +207,7 @@ def _clients(config: Config) -> int:
     """
     kind = config.settings["partition"]["name"]
     found = getattr(config.partition, "clients", None)
-    if kind == "redealt" or not isinstance(found, int):
+    if kind == "resampled" or not isinstance(found, int):
         raise ConfigError(
             f"partition.name is {kind!r}; the clients' data are already on their hosts. Set "
             "partition.name to 'iid', which moves no data here, and partition.clients to the "

@@ -123,7 +123,7 @@ class Setup:
                     f"the client files have another {description} than the server's: "
                     f"{_shown(held)}, expected {_shown(expected)}. Use the configuration with "
                     "which the files were written, with the same seed, or write all of them again "
-                    "with `fedshot flower deal` or `pack`."
+                    "with `fedshot flower partition` or `pack`."
                 )
         others = np.setdiff1d(data.dataset.y, self.classes).tolist()
         if others:

@@ -6,7 +6,7 @@ Source: Fan & Huang, Federated Few-Shot Learning with Adversarial Learning, sect
 (baseline FSL-local), and "Local" of Wang et al., KDD 2023. The learner is that of the
 federated method to compare with: MAML for FedFSL, prototypes for FL-Proto.
 Departures from the papers: test episode u goes to client u mod K; the papers give every episode to
-every client (answer_by="all"), which costs K times as much and has the same expectation when K
+every client (test_clients="all"), which costs K times as much and has the same expectation when K
 divides the number of episodes.
 """
 
@@ -44,7 +44,8 @@ class FSLLocal(ClientModels[Tree], EpisodicMethod[Tree]):
         local_steps: optimiser steps per local update.
         episodes_per_step: episodes whose gradients are averaged in a step.
         optimizer: the clients' optimiser, whose state is kept between local updates.
-        answer_by: at test, "turns" gives episode u to client u mod K, "all" to every client.
+        test_clients: the clients that predict a test episode: "round_robin" is client u mod K for
+            episode u, "all" is every client.
     """
 
     name: ClassVar[str] = "fsl_local"
@@ -54,12 +55,12 @@ class FSLLocal(ClientModels[Tree], EpisodicMethod[Tree]):
     local_steps: int = 10
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
-    answer_by: Literal["turns", "all"] = "turns"
+    test_clients: Literal["round_robin", "all"] = "round_robin"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_word("learner_name", self.learner_name, ("maml", "proto"))
-        check_word("answer_by", self.answer_by, ("turns", "all"))
+        check_word("test_clients", self.test_clients, ("round_robin", "all"))
 
     @property
     def learner(self) -> Learner:

@@ -131,7 +131,8 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
             on features of the server-model.
         probe: the probe if `evaluated` is "server": "logistic", "mean" or "ridge", on features
             scaled to length 1.
-        answer_by: at test, "turns" gives test episode u to client u mod K, "all" to every client.
+        test_clients: the clients that predict a test episode: "round_robin" is client u mod K for
+            episode u, "all" is every client.
         weighting: weight of a client in the mean: "uniform", or the number of its "examples".
         transformer: the client-model's encoder.
         inner: how the client-model adapts to a support set.
@@ -163,7 +164,7 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
     head_start: Literal["zero", "prototypes"] | None = None
     evaluated: Literal["client", "server"] | None = None
     probe: Probe | None = None
-    answer_by: Literal["turns", "all"] = "turns"
+    test_clients: Literal["round_robin", "all"] = "round_robin"
     weighting: Literal["uniform", "examples"] | None = None
     transformer: SetTransformer = SetTransformer()
     inner: InnerChoice = InnerChoice()
@@ -174,7 +175,7 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("answer_by", self.answer_by, ("turns", "all"))
+        check_word("test_clients", self.test_clients, ("round_robin", "all"))
         if not isinstance(self.model.head, LinearHead):
             raise ConfigError(
                 "the client-model's classifier is one linear layer; set model.head to linear, and "
@@ -344,7 +345,7 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
             return predict_by_probe(self.learner, phi, stats, probe_options, eval_episodes, clients)
         asked = embedded(self.learner, phi, stats, eval_episodes, clients)
         if self.personal:
-            return predict_at_clients(self.answer, clients, asked, key, by=self.answer_by)
+            return predict_at_clients(self.answer, clients, asked, key, by=self.test_clients)
         return predict_at_server(partial(self.client_model.answer, server.psi), asked, clients)
 
     def _first_psi(self, key: Key) -> Tree:

@@ -92,7 +92,7 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
         return Maml(self.model, self.inner, self.episode.labels)
 
     @property
-    def stays_near(self) -> Reference:
+    def reference_kind(self) -> Reference:
         """Which reference model the clients' objective needs."""
         return "global"
 
@@ -105,12 +105,12 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
             adapts=True,
             base_classes_only=self.episode.labels == "global",
             gathers=("train", PART) if self.common_questions else None,
-            subtracts_own=self.stays_near == "exclusive",
+            subtracts_own=self.reference_kind == "exclusive",
         )
 
     def init(self, key: Key) -> FedFSLState:
         """Return a random backbone and head."""
-        return FedFSLState(*self.learner.init(key), first_pool(self.stays_near))
+        return FedFSLState(*self.learner.init(key), first_pool(self.reference_kind))
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return the client's private state before its first local update.
@@ -119,10 +119,10 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
         the optimiser's state if `optimizer_state` is "keep".
         """
         del client
-        if self.stays_near == "global" and self.optimizer_state == "reset":
+        if self.reference_kind == "global" and self.optimizer_state == "reset":
             return {}
         w, _ = self.learner.init(key)  # only its shapes matter
-        share = {} if self.stays_near == "global" else {"share": first_share(w)}
+        share = {} if self.reference_kind == "global" else {"share": first_share(w)}
         return share | (
             {"optimizer": self.optimizer.init(w)} if self.optimizer_state == "keep" else {}
         )

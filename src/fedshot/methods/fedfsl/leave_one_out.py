@@ -25,21 +25,21 @@ REFERENCES = ("global", "exclusive")
 
 
 def first_pool(reference: Reference) -> Tree:
-    """Return the server's pool before the first mean: the sum of the weights is 0."""
+    """Return the server's first pool (sum of the clients' weights, number of the mean): zeros."""
     if reference == "global":
         return {}
     return {"total": torch.zeros((), dtype=torch.float64), "number": torch.tensor(0)}
 
 
 def next_pool(pool: Tree, total: float) -> Tree:
-    """Return the pool that describes the next mean, whose weights sum to `total`."""
+    """Return the pool of the next mean; `total` is the sum of its clients' weights."""
     if not pool:
         return {}
     return {"total": torch.full_like(pool["total"], total), "number": pool["number"] + 1}
 
 
 def first_share(params: Tree) -> Tree:
-    """Return a client's share before its first upload: weight 0, and placeholders as values."""
+    """Return a client's share (term of the mean, weight) before its first upload: weight 0."""
     zero = torch.zeros((), dtype=torch.float64)
     return {"sum": tree.map(Tensor.double, params), "weight": zero, "number": torch.tensor(-1)}
 

@@ -57,7 +57,7 @@ class RegularizedMaml(FederatedMaml):
         return self.gamma > 0
 
     @property
-    def stays_near(self) -> Reference:
+    def reference_kind(self) -> Reference:
         """Which reference model the objective needs; "global" (w^t) if it has no KL term."""
         return self.reference if self.has_mi else "global"
 

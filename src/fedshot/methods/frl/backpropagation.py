@@ -94,11 +94,11 @@ def through_rounds(
             if there are none.
         key: key of the episode.
     """
-    update, census = works
+    update, prototype_sums = works
     last = adapted.refreshed
     if last is not None:
         got = population.exchange(
-            census,
+            prototype_sums,
             {"theta": last.theta, "of_sums": _of_sums(of_prototypes, last)},
             to=last.accepted,
             reduce={"of_theta": Sum(last.theta, _LARGEST)},

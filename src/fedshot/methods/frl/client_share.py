@@ -46,7 +46,7 @@ def draw_share(
     """Draw a client's share of an episode.
 
     Args:
-        data: data of the client; under partition "redealt" they change with each episode.
+        data: data of the client; under partition "resampled" they change with each episode.
         spec: shape of an episode; clients that keep their images only use its shot and query, as
             the ratio in which they divide them.
         known: the base classes, as class indices of the dataset. If clients keep their images, all

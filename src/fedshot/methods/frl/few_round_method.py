@@ -82,7 +82,7 @@ class FewRoundMethod(Method[S]):
         return update_reply(self.local, down, private, drawn)
 
     @client_work()
-    def census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
+    def prototype_sums(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Upload the sum of features of each class, computed with theta_R."""
         return prototype_reply(self.local, down, private, drawn)
 
@@ -134,7 +134,7 @@ class FewRoundMethod(Method[S]):
             stats = norms(theta)
             down = {"theta": theta} | ({} if stats is None else {"stats": stats})
             got = population.exchange(
-                self.census, down, to=to, reduce=sums, key=key.at("step", rounds)
+                self.prototype_sums, down, to=to, reduce=sums, key=key.at("step", rounds)
             )
             prototypes, divisor = combined(got)
             refreshed = Round(theta, None, got.weight, divisor, got.accepted)
@@ -176,7 +176,7 @@ class MetaTrained(FewRoundMethod[FRLState]):
     """A method that meta-trains an initialisation, phi, with the gradients of query losses."""
 
     classes: tuple[int, ...]
-    redealt: bool
+    resampled: bool
     optimizer: Optimizer
     decay: float
     decay_round: int
@@ -185,8 +185,8 @@ class MetaTrained(FewRoundMethod[FRLState]):
         if self.slots < self.numbers:
             raise ConfigError(
                 f"model.head.way is {self.slots}, but an episode may have {self.numbers} classes: "
-                "its way if images are reassigned in each episode (partition 'redealt'), else all "
-                f"base classes. Set model.head.way to {self.numbers}."
+                "its way if images are reassigned in each episode (partition 'resampled'), else "
+                f"all base classes. Set model.head.way to {self.numbers}."
             )
         check_rounds(self.test_rounds)
         check_decay(self.decay, self.decay_round)
@@ -194,7 +194,7 @@ class MetaTrained(FewRoundMethod[FRLState]):
     @property
     def numbers(self) -> int:
         """Largest number of classes of a training episode."""
-        return self.episode.max_way if self.redealt else len(self.classes)
+        return self.episode.max_way if self.resampled else len(self.classes)
 
     @property
     def slots(self) -> int:
@@ -204,7 +204,7 @@ class MetaTrained(FewRoundMethod[FRLState]):
     @property
     def traits(self) -> Traits:
         """What the method can do and what it needs."""
-        return replace(super().traits, redealt=self.redealt)
+        return replace(super().traits, resampled=self.resampled)
 
     def init(self, key: Key) -> FRLState:
         """Return a random initialisation phi."""

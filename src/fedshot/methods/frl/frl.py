@@ -78,7 +78,7 @@ class FRL(MetaTrained):
         episode: shape of an episode: its classes, and the images of each at all clients together.
             Clients that keep their own images divide them in its ratio of shot to query.
         classes: the base classes, as class indices of the dataset.
-        redealt: whether images are reassigned to the clients for each episode.
+        resampled: whether images are reassigned to the clients for each episode.
         variant: "linear" trains a linear head; "proto" predicts by the nearest prototype; "gpal" is
             "proto" with L_aux, a loss that pulls features towards the global prototypes.
         mode: sets the options that are null. "strict": prototypes "exact", refresh true, positions
@@ -128,7 +128,7 @@ class FRL(MetaTrained):
     name: ClassVar[str] = "frl"
 
     classes: tuple[int, ...]
-    redealt: bool = False
+    resampled: bool = False
     variant: Variant = "gpal"
     mode: ModeName = "strict"
     inner_rounds: int = 3
@@ -262,7 +262,7 @@ class FRL(MetaTrained):
         return update_reply(self.local, down, private, drawn, equal=equal)
 
     @client_work(draw="draw_supports")
-    def census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
+    def prototype_sums(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Upload the sum of features of each class, computed with theta_R."""
         return prototype_reply(self.local, down, private, drawn)
 
@@ -273,7 +273,7 @@ class FRL(MetaTrained):
         return pull_update_reply(self.local, down, private, drawn, equal=equal)
 
     @client_work(draw="redraw")
-    def pull_census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
+    def pull_prototype_sums(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Upload the loss's derivative with respect to theta_R, through the prototypes."""
         return pull_prototype_reply(self.local, down, private, drawn)
 
@@ -342,7 +342,7 @@ class FRL(MetaTrained):
         if self.order == "exact":
             none = tree.leaves(g)[0].new_zeros(0, 0)
             of_prototypes = none if learned.prototypes is None else got["of_told"]
-            works = (self.pull_update, self.pull_census)
+            works = (self.pull_update, self.pull_prototype_sums)
             g = through_rounds(clients, works, learned, g, of_prototypes, key)
         moved = got["stats"] if server.stats else {}
         known = {} if math.isnan(learned.loss) else {"support_loss": learned.loss}

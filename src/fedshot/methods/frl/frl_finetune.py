@@ -12,7 +12,7 @@ gradient of one batch, and the server takes an SGD step on the mean gradient, wi
 alpha and its decay. This is federated averaging of one local SGD step. With other optimisers the
 server's step is not the average of the clients' steps: a client's first step of Adam depends only
 on the gradient's signs. With prepare_by="clients" the clients take the steps. If images are
-reassigned for each episode (partition "redealt"), batches come from the whole pool, so they are
+reassigned for each episode (partition "resampled"), batches come from the whole pool, so they are
 IID.
 """
 

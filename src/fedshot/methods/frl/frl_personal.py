@@ -45,7 +45,7 @@ class FRLPersonal(MetaTrained):
             episode.
         episode: shape of an episode, as in the method `frl`.
         classes: the base classes, as class indices of the dataset.
-        redealt: whether images are reassigned to the clients for each episode.
+        resampled: whether images are reassigned to the clients for each episode.
         variant: "linear" trains a linear head, "proto" predicts by the nearest prototype.
         test_rounds: number of rounds at test, R.
         inner_lr: step size of the clients, alpha.
@@ -62,7 +62,7 @@ class FRLPersonal(MetaTrained):
     name: ClassVar[str] = "frl_personal"
 
     classes: tuple[int, ...]
-    redealt: bool = False
+    resampled: bool = False
     variant: Literal["linear", "proto"] = "proto"
     test_rounds: int = 3
     inner_lr: float = 0.1

@@ -226,7 +226,7 @@ class FewRoundLearner:
         return cross_entropy(logits, y), accuracy(logits.detach(), y)
 
     def own_prototypes(self, theta: Tree, share: EpisodeShare, mode: Mode) -> Prototypes:
-        """Return the prototypes of a client's supports under theta, differentiable by theta."""
+        """Return the prototypes of a client's supports, differentiable with respect to theta."""
         g, _ = self.maps(theta, {}, share.support_x, mode)
         return self.prototypes_of(self.features(g), share.support_y, len(share.open))[0]
 

@@ -40,7 +40,7 @@ def support_loss(
         gamma: weight of L_aux, a mean over positions.
         pooled: whether L_aux compares the mean over positions instead of each position.
 
-    Raises ValueError for tensors that C would misread.
+    Raises ValueError for tensors that the C code would misread.
     """
     means, held = (None, None) if prototypes is None else prototypes
     made: tuple[Tensor, Tensor, Tensor, Tensor]
@@ -59,7 +59,7 @@ def query_loss(g: Tensor, y: Tensor, means: Tensor, held: Tensor) -> tuple[Tenso
         means: the prototypes [numbers, d].
         held: bool [numbers], whether a class has a prototype.
 
-    Raises ValueError for tensors that C would misread.
+    Raises ValueError for tensors that the C code would misread.
     """
     loss, right = _Queries.apply(g, y, means, held)  # type: ignore[no-untyped-call]
     return loss, right

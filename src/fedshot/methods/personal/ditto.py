@@ -65,7 +65,7 @@ class Ditto(PersonalModels[ModelState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: tuple[Batches, Batches]) -> Reply:
-        """Train the global model as in FedAvg, and minimise h_k from v_k."""
+        """Train the global model as in FedAvg; for the personal model, minimise h_k from v_k."""
         w, (v, stats) = down["theta"], self.own_model(down, private)
         new = local_sgd(self.learner.episode_loss, self.optimizer, w, stats, drawn[0])
         h = partial(self.proximal_loss, self.lambda_prox, w)

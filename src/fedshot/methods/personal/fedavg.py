@@ -38,7 +38,7 @@ class FedAvg(AmongBaseClasses[ModelState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Minimise F_k from w by the local steps; upload the change w_k - w."""
+        """Minimise F_k with the local steps, starting at w; upload the change w_k - w."""
         return local_reply(self.learner.episode_loss, self.optimizer, down, private, drawn)
 
     def round(

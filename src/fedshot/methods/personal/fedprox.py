@@ -50,7 +50,7 @@ class FedProx(AmongBaseClasses[ModelState]):
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
-        """Minimise h_k from w^t by the local steps; upload the change w_k - w^t."""
+        """Minimise h_k with the local steps, starting at w^t; upload the change w_k - w^t."""
         h = partial(self.proximal_loss, self.mu, down["theta"])
         episode_loss = h if self.mu else self.learner.episode_loss
         return local_reply(episode_loss, self.optimizer, down, private, drawn)

@@ -108,6 +108,6 @@ class FedRep(PersonalModels[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """Run one round; phi <- phi + sum_i (phi_i - phi) / (r n)."""
+        """Run one round; phi <- phi + sum_i (phi_i - phi) / (r n), a mean over the cohort."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
         return ModelState(**new), got.metrics

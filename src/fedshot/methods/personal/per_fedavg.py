@@ -135,7 +135,7 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """Run one round; w <- w + sum_i (w_i - w) / (r n)."""
+        """Run one round; w <- w + sum_i (w_i - w) / (r n), a mean over the cohort."""
         new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
         return ModelState(**new), got.metrics
 

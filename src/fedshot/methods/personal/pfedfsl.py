@@ -147,7 +147,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
                 f"l1 is 'proximal', whose threshold is for steps of SGD, but optimizer.name is "
                 f"{self.optimizer.name!r}. Set it to 'sgd', or l1 to 'subgradient'."
             )
-        _ = self.learner, self.judge  # their constructors check the rest
+        _ = self.learner, self.weighting_learner  # their constructors check the rest
 
     @staticmethod
     def retired(method: Mapping[str, Any]) -> str:
@@ -172,7 +172,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
         return self.weigh_by or ("leave_one_out" if self.mode == "strict" else "loss")
 
     @property
-    def judge(self) -> AverageDistance:
+    def weighting_learner(self) -> AverageDistance:
         """The classifier whose loss is L in eq. (1), which gives the weights of the mixture."""
         own: OwnSample = "without" if self.weighing == "leave_one_out" else "with"
         return AverageDistance(self.model, len(self.classes), own, self.alone)
@@ -233,7 +233,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
 
         The last of `models` is the client's own.
         """
-        losses = [self.judge.loss(one["theta"], one["stats"], whole) for one in models]
+        losses = [self.weighting_learner.loss(one["theta"], one["stats"], whole) for one in models]
         weights = (-torch.stack(losses) / self.temperature).softmax(0)
         return weights, mixture(weights, models)
 

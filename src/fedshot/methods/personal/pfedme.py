@@ -82,7 +82,7 @@ class PFedMe(PersonalModels[ModelState]):
     def round(
         self, server: ModelState, clients: Clients, key: Key
     ) -> tuple[ModelState, Mapping[str, float]]:
-        """Run one round; w <- w + beta sum_i (w_i - w) / S.
+        """Run one round; w <- w + beta sum_i (w_i - w) / S, with S the size of the cohort.
 
         Batch-norm statistics take the same step, but never go beyond the mean.
         """

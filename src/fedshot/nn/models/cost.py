@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the usual name)
-from torch.overrides import TorchFunctionMode
 
 from fedshot.core.machine import arithmetic
 from fedshot.core.seeds import Key
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
 from fedshot.nn.models.module_backbone import ModuleBackbone
+from fedshot.nn.models.torch_calls import TorchCalls
 
 _BY_FILTERS = (torch.conv2d, F.linear)
 _PRODUCTS = (torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__)
@@ -42,7 +42,7 @@ def step_flops(model: Model, examples: int) -> int:
     return 3 * counter.flops * examples // 2
 
 
-class _Counter(TorchFunctionMode):
+class _Counter(TorchCalls):
     """Counts the multiplications and additions of convolutions and matrix products.
 
     torch's FlopCounterMode counts the same, but loads torch's compiler, which takes a third of the
@@ -53,15 +53,8 @@ class _Counter(TorchFunctionMode):
         super().__init__()
         self.flops = 0
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        del types
-        result = func(*args, **(kwargs or {}))
+    def call(self, func: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any]) -> Any:
+        result = func(*args, **given)
         if func in _BY_FILTERS:
             self.flops += 2 * result.numel() * args[1][0].numel()
         elif func in _PRODUCTS:

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.tree import Tree
 from fedshot.nn.models.layers import batch_norm, dropout
 from fedshot.nn.models.mode import Mode
+from fedshot.nn.models.torch_calls import TorchCalls
 from fedshot.nn.stacks import plain
 
 _TORCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -172,22 +172,14 @@ def _running(layer: _BatchNorm) -> Tree:
     return {"mean": layer.running_mean.detach(), "var": layer.running_var.detach()}
 
 
-class _PlainAttention(TorchFunctionMode):
+class _PlainAttention(TorchCalls):
     """Computes attention by matrix products, which can be stacked and differentiated twice.
 
     The fused kernels of torch cannot. While such a mode is active, torch's Transformer layers also
     avoid their fast path for inference, which would skip adapters.
     """
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        del types
-        given = dict(kwargs or {})
+    def call(self, func: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any]) -> Any:
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **given)
         if func is F.multi_head_attention_forward:

@@ -1,4 +1,4 @@
-"""The plane of two features: its points and regions are those of the method's own answers."""
+"""Scatter plots of two features: points and regions agree with the method's predictions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from fedshot.config.load import Config
 from fedshot.recipes.index import load
-from fedshot.recipes.plane import plane, planes
 from fedshot.recipes.runner import State
+from fedshot.recipes.scatter import scatter_data, scatter_plots
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 
@@ -37,12 +37,12 @@ def trained(folder: Path, **changes: Any) -> Experiment:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
-    return trained(tmp_path_factory.mktemp("plane") / "run")
+    return trained(tmp_path_factory.mktemp("scatter") / "run")
 
 
-def test_regions_and_points_are_those_of_the_method_s_answers(run: Experiment) -> None:
+def test_regions_and_points_agree_with_the_method_s_predictions(run: Experiment) -> None:
     marks = run.evaluate(run.prepared.test).per_episode
-    seen = plane(run, marks)["plane"]
+    seen = scatter_data(run, marks)["scatter"]
     assert sorted(seen["classes"]) == ["5", "6", "7", "8", "9"]
     assert seen["accuracy"] == np.sort(marks)[2]
     u = next(u for u, mark in enumerate(marks) if mark == seen["accuracy"])
@@ -67,21 +67,21 @@ def test_regions_and_points_are_those_of_the_method_s_answers(run: Experiment) -
         {"model": {"backbone": SMALL["model"]["backbone"], "head": {"name": "cosine", "way": 5}}},
     ],
 )
-def test_other_models_have_no_plane(tmp_path: Path, changes: dict[str, Any]) -> None:
-    assert plane(trained(tmp_path / "run", **changes), [0.0] * 5) == {}
+def test_other_models_have_no_scatter_plot(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert scatter_data(trained(tmp_path / "run", **changes), [0.0] * 5) == {}
 
 
 @pytest.mark.slow
 def test_the_figure_names_the_method_its_accuracy_and_every_class(run: Experiment) -> None:
     score = run.result().to_json()
     recipe = load("fedfsl-fig6")
-    first = {"test": score, **plane(run, score["per_episode"])}
+    first = {"test": score, **scatter_data(run, score["per_episode"])}
     result = SimpleNamespace(first=first, seeds={0: first, 1: first}, score=score)
     cells = recipe.cells("small")
     states = [State(cells[0], result=result), State(cells[1])]  # type: ignore[arg-type]
-    drawn = planes(recipe, states)
+    drawn = scatter_plots(recipe, states)
     assert f"FedFSL-MI, {100 * score['accuracy']:.1f}" in drawn
     assert "confusion matrix, %" in drawn
     assert "FedFSL-MI-Adv" not in drawn  # nothing is finished of it
-    assert planes(recipe, states) == drawn
-    assert planes(recipe, states[1:]) == ""
+    assert scatter_plots(recipe, states) == drawn
+    assert scatter_plots(recipe, states[1:]) == ""

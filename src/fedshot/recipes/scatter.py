@@ -31,8 +31,8 @@ _DIGITS = 4  # decimals of a coordinate
 _WIDTH, _HEIGHT = 6.6, 3.1  # inches of a row of the figure
 
 
-def plane(run: Experiment, accuracies: Sequence[float]) -> dict[str, Any]:
-    """Return {"plane": ...}, the data of a plot, for a model with two features; else `{}`.
+def scatter_data(run: Experiment, accuracies: Sequence[float]) -> dict[str, Any]:
+    """Return {"scatter": ...}, the data of a plot, for a model with two features; else `{}`.
 
     The server's model must also adapt by MAML and have a linear head. `accuracies` are the
     accuracies of the test episodes.
@@ -54,7 +54,7 @@ def plane(run: Experiment, accuracies: Sequence[float]) -> dict[str, Any]:
     adapted, h = learner.adapt_at_test(chosen.params, chosen.stats, query)
     n, way = len(episode.support_y), len(episode.classes)
     return {
-        "plane": {
+        "scatter": {
             "accuracy": accuracies[u],
             "classes": [test.class_names[number] for number in episode.classes.tolist()],
             "points": [_rounded(part) for part in torch.split(h[n:], [len(r) for r in rows])],
@@ -70,12 +70,12 @@ def _rounded(values: torch.Tensor) -> list[Any]:
     return found
 
 
-def planar(states: Sequence[State]) -> list[State]:
+def with_scatter_data(states: Sequence[State]) -> list[State]:
     """Return the states (cells of a recipe's table, with results) that have the data for a plot."""
-    return [state for state in states if state.result and "plane" in state.result.first]
+    return [state for state in states if state.result and "scatter" in state.result.first]
 
 
-def planes(recipe: Recipe, states: Sequence[State]) -> str:
+def scatter_plots(recipe: Recipe, states: Sequence[State]) -> str:
     """Return a recipe's figure as SVG: for each cell a plot and a confusion matrix.
 
     A cell is one row and column of the recipe's table, and a state is a cell with its results. The
@@ -83,7 +83,7 @@ def planes(recipe: Recipe, states: Sequence[State]) -> str:
     """
     from fedshot.reports.figure_export import drawing
 
-    held = planar(states)
+    held = with_scatter_data(states)
     if not held:
         return ""
 
@@ -94,7 +94,7 @@ def planes(recipe: Recipe, states: Sequence[State]) -> str:
             score = state.result.score
             text = f"{100 * score['accuracy']:.1f} ± {100 * score['interval']:.1f} %"
             left.set_title(f"{state.cell.row.label}, {text}")
-            _regions(left, state.result.first["plane"])
+            _regions(left, state.result.first["scatter"])
             right.set_title("confusion matrix, %")
             _confusion(right, total_confusion(one["test"] for one in state.finished))
 
@@ -102,27 +102,27 @@ def planes(recipe: Recipe, states: Sequence[State]) -> str:
     return drawing(title, (_WIDTH, _HEIGHT * len(held)), draw)
 
 
-def _regions(axes: Axes, plane: dict[str, Any]) -> None:
+def _regions(axes: Axes, data: dict[str, Any]) -> None:
     """Draw novel examples over the regions in which the model predicts each class.
 
-    `plane` holds the data of the plot; classes are sorted by name.
+    `data` holds the data of the plot; classes are sorted by name.
     """
     from fedshot.reports.figure_export import INK, PALETTE
 
-    order = np.argsort(plane["classes"])
-    points = [np.array(plane["points"][i][:_DRAWN]).reshape(-1, 2) for i in order]
-    stars = [np.array(plane["support"][i]).reshape(-1, 2) for i in order]
+    order = np.argsort(data["classes"])
+    points = [np.array(data["points"][i][:_DRAWN]).reshape(-1, 2) for i in order]
+    stars = [np.array(data["support"][i]).reshape(-1, 2) for i in order]
     ends = np.percentile(np.concatenate(points), (0.5, 99.5), axis=0)
     ends = np.concatenate([ends, *stars])
     margin = 0.06 * np.ptp(ends, axis=0) + 1e-9
     low, high = ends.min(axis=0) - margin, ends.max(axis=0) + margin
     x, y = np.meshgrid(*(np.linspace(low[i], high[i], 240) for i in (0, 1)))
-    weight, bias = np.array(plane["weight"])[order], np.array(plane["bias"])[order]
+    weight, bias = np.array(data["weight"])[order], np.array(data["bias"])[order]
     chosen = (np.stack([x, y], -1) @ weight.T + bias).argmax(-1)
     axes.contourf(x, y, chosen, levels=np.arange(len(order) + 1) - 0.5,
                   colors=PALETTE[: len(order)], alpha=0.22)  # fmt: skip
     for i, (part, star) in enumerate(zip(points, stars, strict=True)):
-        name, colour = plane["classes"][order[i]], PALETTE[i]
+        name, colour = data["classes"][order[i]], PALETTE[i]
         axes.scatter(part[:, 0], part[:, 1], s=5, color=colour, linewidths=0, label=name)
         axes.scatter(star[:, 0], star[:, 1], s=90, marker="*", color=colour,
                      edgecolors=INK, linewidths=0.8, zorder=3)  # fmt: skip

@@ -28,7 +28,7 @@ _CACHED = 8  # episodes to remember, so that all clients of an episode get the s
 
 
 @dataclass(frozen=True)
-class Redealt:
+class Resampled:
     """A simulation in which each episode assigns images from one pool to the clients again.
 
     Real clients keep their images, as in the other partitions. Here each client sees the whole
@@ -62,9 +62,9 @@ class Redealt:
         if spec.min_way * (spec.shot + spec.query) < needed:
             raise DataError(
                 f"an episode has {spec.min_way * (spec.shot + spec.query)} images ({spec}) for "
-                f"{self.clients} clients. With partition 'redealt', episode.shot and episode.query "
-                "count the images of a class that all clients hold together; raise them, or lower "
-                "`clients`."
+                f"{self.clients} clients. With partition 'resampled', episode.shot and "
+                "episode.query count the images of a class that all clients hold together; raise "
+                "them, or lower `clients`."
             )
         for way in range(spec.min_way, spec.max_way + 1):
             if self._may_lack_support(spec, way):
