@@ -9,14 +9,14 @@
     most_seconds: 600                # work for one message; checked after each client or stack
     most_disk_mb: 500                # MiB of private states of one run; checked before work begins
     secure_sums: true                # only runs with `run.secure_sums`
-    attack: true                     # also runs with `attack`, in which clients of the node may lie
+    attack: true                     # also runs in which `attack` makes clients lie
 
-All lines are optional, and a node without a policy refuses only runs with `attack`. `min_batch` and `min_local_steps` each bound two options of methods. If a
-policy has one of these lines, it refuses a method that has neither of the two options. A batch of
-null means a client's whole data, and is allowed. With `min_local_steps` above 1, the gradient of a
-single step may not be uploaded. After `most_seconds`, the remaining clients are skipped. The server
-chooses the model, the method and its options; a policy excludes the worst choices, but does not
-make uploads private.
+All lines are optional, and a node without a policy refuses only runs with `attack`. `min_batch` and
+`min_local_steps` each bound two options of methods. If a policy has one of these lines, it refuses
+a method that has neither of the two options. A batch of null means a client's whole data, and is
+allowed. With `min_local_steps` above 1, the gradient of a single step may not be uploaded. After
+`most_seconds`, the remaining clients are skipped. The server chooses the model, the method and its
+options; a policy excludes the worst choices, but does not make uploads private.
 """
 
 from __future__ import annotations
