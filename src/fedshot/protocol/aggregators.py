@@ -7,6 +7,7 @@ aggregator also returns how much of each client's vector counted, from 0 to 1.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,17 +23,17 @@ _STEPS, _TOLERANCE = 1000, 1e-12  # of Weiszfeld's iteration; change of the shar
 
 
 @dataclass(frozen=True)
-class Aggregator:
+class Aggregator(ABC):
     """Base of the aggregators. Symbols: n vectors x_k, of which at most f are dishonest."""
 
     exact: ClassVar[bool] = False  # whether the mean of the protocol is used
 
-    def check(self, cohort: int) -> None:
+    def check(self, cohort: int) -> None:  # noqa: B027  (most take any)
         """Raise ConfigError if the aggregator is not defined for a cohort of this size."""
 
+    @abstractmethod
     def combine(self, vectors: ClientVectors) -> tuple[Tensor, Tensor]:
         """Return the combined vector [length], float64, and how much of each client counted [n]."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
