@@ -6,13 +6,18 @@ blocks of coordinates, sorted by client, so no result depends on the order of ar
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from fedshot.core.text import megabytes
 
 IN_MEMORY = 1 << 30  # bytes of a cohort's vectors above which they are kept in a file
 BLOCK = 1 << 25  # bytes of a block, in float64
@@ -27,16 +32,24 @@ class ClientVectors:
         dtype: float32 or float64.
         folder: where vectors of more than `IN_MEMORY` bytes are kept, in a file without a name that
             vanishes with the process; None for the system's folder of temporary files.
+
+    Raises OSError, which names the folder, if its disk has no room for the file.
     """
 
     def __init__(
         self, clients: int, length: int, dtype: torch.dtype, folder: Path | None = None
     ) -> None:
-        self.length = length
+        self.cohort, self.length = clients, length
         self._rows: Tensor
-        if clients * length * dtype.itemsize > IN_MEMORY:
+        if (size := clients * length * dtype.itemsize) > IN_MEMORY:
             shape, kind = (clients, length), np.dtype(str(dtype).removeprefix("torch."))
             with tempfile.TemporaryFile(dir=folder) as file:
+                try:
+                    reserve(file, size)
+                except OSError as error:
+                    reason = f"{error.strerror} for the {megabytes(size)} MB of a cohort's replies"
+                    place = str(folder or tempfile.gettempdir())
+                    raise OSError(error.errno, reason, place) from None
                 self._rows = torch.from_numpy(np.memmap(file, kind, "w+", shape=shape))
         else:
             self._rows = torch.empty(clients, length, dtype=dtype)
@@ -105,3 +118,17 @@ class ClientVectors:
             centred = centred - centred[middle]
             found += centred @ centred.T
         return found
+
+
+def reserve(file: IO[bytes], size: int) -> None:
+    """Allocate the disk blocks of an empty file; without them, a full disk kills the process.
+
+    The system ends a process that writes to a memory map for which the disk has no room. Raises
+    OSError if the disk has too little room.
+    """
+    if sys.platform == "linux":
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    for start in range(0, size, BLOCK):
+        file.write(bytes(min(BLOCK, size - start)))
+    file.flush()
