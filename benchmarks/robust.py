@@ -49,8 +49,8 @@ def robust(options: Options) -> Result:
     result = Result(
         "one aggregate of 1,000,000 parameters: seconds of one core, and peak resident memory",
         notes=[
-            "The peak counts the pages of a file that the system keeps in memory while there is "
-            "room, and can drop. The time to combine includes the norms and cosines of the record.",
+            "The pages of a file, which the system keeps in memory while there is room, do not "
+            "count. The time to combine includes the norms and cosines of the record.",
         ],
     )  # fmt: skip
     length = 1000 if options.quick else LENGTH

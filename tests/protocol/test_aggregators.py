@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -214,25 +213,24 @@ def test_what_counted_of_each_client_is_reported() -> None:
     assert NormClipped().combine(vectors(x))[1][0] == pytest.approx(2 / (2 * FAR))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of files and their blocks")
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
 def test_a_disk_without_room_is_an_error_that_names_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import resource
 
-    with (tmp_path / "file").open("w+b") as file:
-        client_vectors.reserve(file, 3 << 20)
-        held = os.fstat(file.fileno())
-        assert held.st_blocks * 512 >= held.st_size == 3 << 20  # no write can lack room
     monkeypatch.setattr(client_vectors, "IN_MEMORY", 0)
+    found = ClientVectors(2, 200_000, torch.float32, tmp_path)
+    found.add(1, torch.ones(200_000), 1.0)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
     try:
-        with pytest.raises(OSError, match=r"for the 8.00 MB of a cohort's replies") as caught:
-            ClientVectors(10, 200_000, torch.float32, tmp_path)
+        with pytest.raises(OSError, match=r"for the 1.60 MB of a cohort's replies") as caught:
+            found.add(2, torch.ones(200_000), 1.0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.filename == str(tmp_path)
+    assert found.clients == [1]
 
 
 @pytest.mark.parametrize("rule", [TrimmedMean(0.2), MultiKrum(0.2)])
