@@ -60,7 +60,7 @@ class ClientVectors:
 
     def _write(self, row: int, vector: Tensor) -> None:
         assert self._file is not None
-        left = memoryview(vector.numpy()).cast("B")
+        left = vector.numpy().data.cast("B")
         self._file.seek(row * self._row_bytes)
         try:
             while left:
