@@ -50,7 +50,7 @@ def robust(options: Options) -> Result:
         "one aggregate of 1,000,000 parameters: seconds of one core, and peak resident memory",
         notes=[
             "The pages of a file, which the system keeps in memory while there is room, do not "
-            "count. The time to combine includes the norms and cosines of the record.",
+            "count. The time to combine includes the norms and cosines of the record",
         ],
     )  # fmt: skip
     length = 1000 if options.quick else LENGTH
