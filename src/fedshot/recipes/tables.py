@@ -73,7 +73,7 @@ def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
     return found
 
 
-def cells(state: State, letters: Marks, *, attacked: bool) -> tuple[str, ...]:
+def cells(state: State, letters: Marks, *, attacked: bool = False) -> tuple[str, ...]:
     """Return the line of a cell of a recipe in the table for a terminal: a text for each column.
 
     `letters` assigns letters to the cell's notes; `attacked` adds the column `BACKDOOR`.
