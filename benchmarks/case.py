@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,3 +57,19 @@ def agree(checks: dict[str, float], of: str, difference: float, tolerance: float
     checks[of] = float(f"{difference:.2g}")
     if not difference <= tolerance:
         raise UnequalError(f"{of}: the updates differ by {difference:.2g}, more than {tolerance}")
+
+
+def peak() -> int:
+    """Return the most memory that this process has held, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def add_row(result: Result, who: str, script: str, *words: str) -> None:
+    """Run a script in a process of its own; it prints a row of the result, or `who` is left out."""
+    command = [sys.executable, script, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        result.left_out[who] = lines[-1] if lines else "no answer"
+    else:
+        result.rows.append(json.loads(done.stdout))

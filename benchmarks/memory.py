@@ -6,13 +6,11 @@ python memory.py WORK FLEET      one round in this process; prints MiB before an
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from case import Case, Options, Result
+from case import Case, Options, Result, add_row, peak
 from ours import Round, taking
 from rounds import MANY, WORKS
 from work import PreparedWork
@@ -20,11 +18,6 @@ from work import PreparedWork
 from fedshot.core.machine import keep_freed_memory
 
 BY_NAME = {work.name: work for work in (*WORKS, *MANY)}
-
-
-def peak() -> int:
-    """Return the most memory that this process has held, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def measure(work: str, fleet: str, quick: bool) -> dict[str, object]:
@@ -43,13 +36,8 @@ def memory(options: Options) -> Result:
     result = Result("peak resident memory of one round; before: Python, torch and the data")
     for work in BY_NAME:
         for fleet in taking("conv4"):
-            words = [sys.executable, __file__, work, fleet, *["quick"] * options.quick]
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-            if done.returncode:
-                lines = done.stderr.strip().splitlines()
-                result.left_out[f"{work}, {fleet}"] = lines[-1] if lines else "no answer"
-            else:
-                result.rows.append(json.loads(done.stdout))
+            words = [work, fleet, *["quick"] * options.quick]
+            add_row(result, f"{work}, {fleet}", __file__, *words)
     return result
 
 

@@ -6,14 +6,12 @@ python robust.py AGGREGATOR CLIENTS LENGTH FOLDER   one aggregate; prints its nu
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import torch
-from case import Case, Options, Result
+from case import Case, Options, Result, add_row, peak
 
 from fedshot.core.machine import arithmetic
 from fedshot.protocol import client_vectors
@@ -22,12 +20,6 @@ from fedshot.protocol.reducers import Mean
 from fedshot.protocol.robust_reducers import Aggregation
 
 COHORTS, LENGTH = (10, 100, 1000), 10**6
-KINDS = ("mean", "median", "krum")  # of work: a pass, a sort, and products of all pairs
-
-
-def peak() -> int:
-    """Return the most memory that this process has held, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def measure(name: str, clients: int, length: int, folder: Path) -> dict[str, object]:
@@ -57,22 +49,15 @@ def robust(options: Options) -> Result:
     result = Result(
         "one aggregate of 1,000,000 parameters: seconds of one core, and peak resident memory",
         notes=[
-            "Of the largest cohort one aggregator of each kind of work: `clipped` takes as long as "
-            "`mean`, `trimmed` as `median`, `multi_krum` and `geometric_median` as `krum`.",
-            "The peak counts the pages of a file that the system keeps in memory while there is "
-            "room, and can drop. The time to combine includes the norms and cosines of the record.",
+            "The pages of a file, which the system keeps in memory while there is room, do not "
+            "count. The time to combine includes the norms and cosines of the record",
         ],
     )  # fmt: skip
     length = 1000 if options.quick else LENGTH
     for clients in COHORTS:
-        for name in AGGREGATORS if clients < COHORTS[-1] else KINDS:
-            words = [sys.executable, __file__, name, str(clients), str(length), options.folder]
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-            if done.returncode:
-                lines = done.stderr.strip().splitlines()
-                result.left_out[f"{name}, {clients}"] = lines[-1] if lines else "no answer"
-            else:
-                result.rows.append(json.loads(done.stdout))
+        for name in AGGREGATORS:
+            words = [name, str(clients), str(length), str(options.folder)]
+            add_row(result, f"{name}, {clients}", __file__, *words)
     return result
 
 

@@ -116,6 +116,22 @@ def test_a_method_without_the_option_that_a_line_bounds_is_refused() -> None:
     }
 
 
+def test_a_node_lies_only_if_its_policy_says_so(asked: Any, tmp_path: Path) -> None:
+    holdings, _ = asked
+    change = {**SMALL, **METHOD, "attack": {"name": "sign_flip", "from_round": 9}}
+    head = {"setup": Setup.of("0" * 32, PreparedRun(Config.of(change))).to_json(), "life": 1,
+            "base": [-1, ""], "orders": [], "hello": True}  # fmt: skip
+
+    def refusal(policy: Policy | None) -> str:
+        worker = Worker("n", holdings, tmp_path, limits=LIMITS, tell=lambda _: None, policy=policy)
+        return str(worker.handle(WireMessage(head)).head.get("refused", ""))
+
+    words = "the policy of this node has attack false, and the server asks for attack 'sign_flip'."
+    assert words in refusal(None)
+    assert words in refusal(Policy(min_cohort=2))
+    assert not refusal(Policy(attack=True))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -195,7 +211,8 @@ def test_a_node_whose_log_cannot_be_written_goes_on_and_says_so(asked: Any, tmp_
 @pytest.mark.parametrize(
     "text",
     ["methods: fl_proto", "methods: [[1]]", "most_up_mb: x", "most_up_mb: 0", "most_up_mb: .inf",
-     "min_batch: true", "secure_sums: 1", "most: 5", "[1]", ""],
+     "min_batch: true", "secure_sums: 1", "attack: 0",
+     "most: 5", "[1]", ""],
 )  # fmt: skip
 def test_a_policy_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "policy.yaml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.fleets.attacks import SignFlip
 from fedshot.fleets.liars import Liars
+from fedshot.methods.frl.local_steps import FewRoundLearner, Prototypes
+from fedshot.nn.models.backbones import Conv4
+from fedshot.nn.models.model import Model
 from fedshot.protocol import client_vectors
 from fedshot.protocol.aggregators import (
     AGGREGATORS,
@@ -209,6 +213,38 @@ def test_what_counted_of_each_client_is_reported() -> None:
     assert NormClipped().combine(vectors(x))[1][0] == pytest.approx(2 / (2 * FAR))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
+def test_a_disk_without_room_is_an_error_that_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import resource
+
+    monkeypatch.setattr(client_vectors, "IN_MEMORY", 0)
+    found = ClientVectors(2, 200_000, torch.float32, tmp_path)
+    found.add(1, torch.ones(200_000), 1.0)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"for the 1.60 MB of a cohort's replies") as caught:
+            found.add(2, torch.ones(200_000), 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(tmp_path)
+    assert found.clients == [1]
+
+
+@pytest.mark.parametrize("rule", [TrimmedMean(0.2), MultiKrum(0.2)])
+def test_lost_replies_of_honest_clients_leave_as_many_liars(rule: Aggregator) -> None:
+    """Two of ten lie, five honest replies are lost: a fifth of the five left would be one."""
+    x = drawn(5)
+    x[:2] = FAR
+    left = ClientVectors(10, x.shape[1], torch.float64)
+    for client, row in enumerate(torch.as_tensor(x)):
+        left.add(client, row, 1.0)
+    assert np.abs(rule.combine(left)[0].numpy()).max() < FAR / 100
+    assert np.abs(combined(rule, x)).max() > FAR / 100
+
+
 def test_krum_refuses_a_cohort_that_is_too_small() -> None:
     with pytest.raises(ConfigError, match=r"aggregate.fraction is 0.4 with a cohort of 10; Krum "
                                           r"needs 11 clients for 4"):  # fmt: skip
@@ -280,6 +316,19 @@ def test_prototypes_are_aggregated_by_class_among_the_clients_that_hold_it() -> 
     assert not means_found[2].any()
     plain = reduced(Aggregation(PlainMean()), like, replies)
     torch.testing.assert_close(plain["sums"], sum(up["sums"] for up, _ in replies.values()))
+
+
+def test_shrunk_prototypes_of_equal_classes_have_the_aggregate_of_the_means() -> None:
+    local = FewRoundLearner(Model(Conv4(8), None, (32, 32, 3)), prototypes="shrunk")
+    means, counts = torch.as_tensor(drawn(6, 5)).view(2, 3, 5).float(), torch.full((2,), 4.0)
+    replies = {}
+    for k in range(3):
+        sums, own = local.summands(Prototypes(means[:, k], counts > 0), counts)
+        replies[k] = ({"sums": sums, "counts": own}, 1.0)
+    like = {"sums": Sum(torch.zeros(2, 5)), "counts": Sum(torch.zeros(2))}
+    got = reduced(Aggregation(CoordinateMedian()), like, replies)
+    found, _ = local.global_prototypes(got["sums"], got["counts"])
+    torch.testing.assert_close(found.means, means.median(1).values)
 
 
 def test_negative_counts_are_refused() -> None:

@@ -253,7 +253,8 @@ def test_a_papers_recipe_leaves_nothing_to_defaults(name: str) -> None:
     if held["kind"] != "picture":
         assert {"paper", "small"} <= held["budgets"].keys()
     assert all("label" in column for column in held.get("columns", {}).values())
-    assert all({"label", "published"} <= row.keys() for row in held.get("rows", {}).values())
+    needs = {"label"} if held["source"].startswith("no paper") else {"label", "published"}
+    assert all(needs <= row.keys() for row in held.get("rows", {}).values())
 
 
 def test_a_row_cannot_have_data_clients_or_tests_of_its_own() -> None:
@@ -610,6 +611,22 @@ def test_the_table_tells_the_data_the_budget_and_the_difference(tmp_path: Path) 
         "Local", "1-shot", "40.00", "±", "1.50", "52.50", "±", "?", "+12.50", "1", "a",
     ]  # fmt: skip
     assert "a: 1 of 2 seeds so far" in text
+
+
+def test_the_success_of_a_backdoor_is_a_column_beside_the_accuracy(tmp_path: Path) -> None:
+    recipe, results = read("t", changed()), Results(tmp_path)
+    cells = recipe.cells("paper", ["proto/*"])
+    states = [State(cell, result=results.add(cell, "paper", None, 0, facts())) for cell in cells]
+    assert "backdoor" not in tables.as_text(recipe, "paper", states).lower()
+    for seed, share in ((0, 1.0), (1, 0.5)):
+        one = facts(attack={"liars": [3], "backdoor": share})
+        states[0].result = results.add(cells[0], "paper", None, seed, one)
+    assert [one["backdoor"] for one in json.loads(tables.as_json(states))] == [0.75, None]
+    assert "75.0" in tables.as_text(recipe, "paper", states, width=200)
+    page = results_page.pages(tmp_path, {"t": recipe})["results/t.md"]
+    head, _, *lines = [line.split("|") for line in page.splitlines() if line.startswith("|")]
+    at = head.index(" backdoor succeeds ")
+    assert [line[at].strip() for line in lines] == ["75.0", ""]
 
 
 def test_what_sets_seeds_apart_from_each_other_is_told(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from fedshot.api.fault_report import FaultReport
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.locks import Lock
+from fedshot.recipes import cell_worker, provenance
 from fedshot.reports.run_files import Run
 from fedshot.reports.trust_views import trust_views
 from fedshot.runs import trust
@@ -77,6 +78,8 @@ def test_a_backdoor_is_tested_and_an_attack_is_named_in_the_result(tmp_path: Pat
     assert len(found["liars"]) == 3
     assert 0 <= found["backdoor"] <= 1
     assert done.meter.to_json() == before
+    provenance.note(tmp_path, -1, provenance.here("fl_proto"))
+    assert cell_worker._train(done, None)["attack"] == found  # a recipe's table shows it
 
 
 def test_the_report_shows_the_liar_beside_the_honest_twin(tmp_path: Path) -> None:

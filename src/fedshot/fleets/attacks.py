@@ -7,6 +7,7 @@ by class; of a model that the server keeps for each client, it is the model minu
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,7 +34,6 @@ class Attack:
     """
 
     poisons_data: ClassVar[bool] = False  # whether the client's examples are changed
-    colludes: ClassVar[bool] = False  # whether `collude` replaces `change`
 
     clients: tuple[AtLeast0, ...] | None = None
     fraction: Share = 0.2
@@ -55,9 +55,14 @@ class Attack:
         del counts
         return self.change(x.reshape(-1), key).view_as(x)
 
+
+@dataclass(frozen=True)
+class Collusion(Attack, ABC):
+    """Base of the attacks in which all dishonest clients upload the same, knowing the honest."""
+
+    @abstractmethod
     def collude(self, honest: ClientVectors, liars: int) -> Tensor:
         """Return what all dishonest clients upload, float64 [length]; `honest` has at least one."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -177,7 +182,7 @@ class Backdoor(Attack):
 
 
 @dataclass(frozen=True)
-class LittleIsEnough(Attack):
+class LittleIsEnough(Collusion):
     """All dishonest clients upload mean - z std, within the spread of the honest (Baruch 2019).
 
     They know the honest uploads of the cohort: on Flower, those of the clients on their own node.
@@ -188,8 +193,6 @@ class LittleIsEnough(Attack):
             or less for few dishonest clients.
     """
 
-    colludes: ClassVar[bool] = True
-
     z: NotNegative | None = 1.5
 
     def collude(self, honest: ClientVectors, liars: int) -> Tensor:
@@ -199,14 +202,12 @@ class LittleIsEnough(Attack):
 
 
 @dataclass(frozen=True)
-class MinMax(Attack):
+class MinMax(Collusion):
     """All dishonest clients upload mean - gamma std (min-max; Shejwalkar and Houmansadr 2021).
 
     gamma is the largest for which the upload is no farther from any honest one than two honest ones
     are from each other. What they know is as in `little_is_enough`.
     """
-
-    colludes: ClassVar[bool] = True
 
     def collude(self, honest: ClientVectors, liars: int) -> Tensor:
         """Return mu + gamma p for p = -sigma; gamma is the least root of the distances."""

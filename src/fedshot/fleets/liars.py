@@ -15,7 +15,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.fleets.attacks import Attack, PrototypePoisoning
+from fedshot.fleets.attacks import Attack, Collusion, PrototypePoisoning
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.client_vectors import ClientVectors
 from fedshot.protocol.exchange import Arrival, Exchange, Fleet, Reply
@@ -78,7 +78,7 @@ class Liars:
 
     def reply(self, exchange: Exchange, client: int, down: Tree, reply: Reply) -> Reply:
         """Return the reply that a client sends, given its message and its honest reply."""
-        if self.attack.colludes or not self.lies(exchange, client):
+        if isinstance(self.attack, Collusion) or not self.lies(exchange, client):
             return reply
         idle = False  # whether the client holds too few classes to exchange them
         key, up = exchange.client_key(client).at("attack"), dict(reply.up)
@@ -103,7 +103,9 @@ class Liars:
 
         All replies are kept until the last has arrived.
         """
-        if not self.attack.colludes or not any(self.lies(exchange, c) for c in exchange.to):
+        attack = self.attack
+        lie = any(self.lies(exchange, client) for client in exchange.to)
+        if not lie or not isinstance(attack, Collusion):
             yield from arrivals
             return
         held = list(arrivals)
@@ -116,7 +118,7 @@ class Liars:
             assert first is not None
             for name, reducer in exchange.reduce.items():
                 if isinstance(reducer, Mean) and tree.leaves(first.up.get(name, {})):
-                    lies[name] = self._common_lie(name, honest, len(liars))
+                    lies[name] = _common_lie(attack, name, honest, len(liars))
                     self.changed = True
         for arrival in held:
             reply = arrival.reply
@@ -126,16 +128,6 @@ class Liars:
             own = {name: _admitted(shaped(lie, reply.up[name]), float(reply.weight))
                    for name, lie in lies.items()}  # fmt: skip
             yield arrival._replace(reply=reply._replace(up={**reply.up, **own}))
-
-    def _common_lie(self, name: str, honest: list[Arrival], liars: int) -> Tensor:
-        vectors: ClientVectors | None = None
-        for arrival in honest:
-            assert arrival.reply is not None
-            x = flat(arrival.reply.up[name])
-            vectors = vectors or ClientVectors(len(honest), len(x), x.dtype)
-            vectors.add(arrival.client, x, 1.0)
-        assert vectors is not None
-        return self.attack.collude(vectors, liars)
 
     def check_changed(self) -> None:
         """Raise ConfigError if clients have lied and their replies were the honest ones."""
@@ -157,6 +149,17 @@ class Colluding(Wrapper):
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the arrivals of the fleet, with the lies."""
         yield from self._liars.collude(exchange, iter(self.fleet.replies(exchange)))
+
+
+def _common_lie(attack: Collusion, name: str, honest: list[Arrival], liars: int) -> Tensor:
+    vectors: ClientVectors | None = None
+    for arrival in honest:
+        assert arrival.reply is not None
+        x = flat(arrival.reply.up[name])
+        vectors = vectors or ClientVectors(len(honest), len(x), x.dtype)
+        vectors.add(arrival.client, x, 1.0)
+    assert vectors is not None
+    return attack.collude(vectors, liars)
 
 
 def _parts(exchange: Exchange, down: Tree, reply: Reply) -> Iterator[tuple[str, Tree | None]]:

@@ -7,6 +7,7 @@ aggregator also returns how much of each client's vector counted, from 0 to 1.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,17 +23,17 @@ _STEPS, _TOLERANCE = 1000, 1e-12  # of Weiszfeld's iteration; change of the shar
 
 
 @dataclass(frozen=True)
-class Aggregator:
+class Aggregator(ABC):
     """Base of the aggregators. Symbols: n vectors x_k, of which at most f are dishonest."""
 
     exact: ClassVar[bool] = False  # whether the mean of the protocol is used
 
-    def check(self, cohort: int) -> None:
+    def check(self, cohort: int) -> None:  # noqa: B027  (most take any)
         """Raise ConfigError if the aggregator is not defined for a cohort of this size."""
 
+    @abstractmethod
     def combine(self, vectors: ClientVectors) -> tuple[Tensor, Tensor]:
         """Return the combined vector [length], float64, and how much of each client counted [n]."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -80,26 +81,27 @@ class TrimmedMean(Aggregator):
     """The mean of each coordinate without its largest and smallest values (Yin et al. 2018).
 
     Args:
-        fraction: largest share of dishonest clients, f / n; as many values are left out at each
-            end.
+        fraction: largest share of dishonest clients in a cohort; it gives f, and as many values are
+            left out at each end.
     """
 
     fraction: BelowHalf = 0.2
 
     def combine(self, vectors: ClientVectors) -> tuple[Tensor, Tensor]:
         """Return the mean of the values that are left."""
-        return _by_coordinate(vectors, most_dishonest(self.fraction, len(vectors)))
+        return _by_coordinate(vectors, _among(vectors, self.fraction))
 
 
 @dataclass(frozen=True)
 class MultiKrum(Aggregator):
     """The mean of the n - f vectors nearest to their neighbours (Blanchard et al. 2017).
 
-    The score of a vector is the sum of its n - f - 2 smallest squared distances to others, at least
-    one. A cohort needs n >= 2 f + 3; where replies are lost, f stays the share of the rest.
+    The score of a vector is the sum of its n - f - 2 smallest squared distances to others. A cohort
+    needs n >= 2 f + 3. Where replies are lost n is smaller and f stays; then at least f distances
+    count, so that f equal vectors of dishonest clients are not the nearest.
 
     Args:
-        fraction: largest share of dishonest clients, f / n.
+        fraction: largest share of dishonest clients in a cohort; it gives f.
     """
 
     single: ClassVar[bool] = False  # whether one vector is chosen
@@ -119,10 +121,10 @@ class MultiKrum(Aggregator):
     def combine(self, vectors: ClientVectors) -> tuple[Tensor, Tensor]:
         """Return the mean of the vectors with the lowest scores; of equal ones, the first."""
         n = len(vectors)
-        f = most_dishonest(self.fraction, n)  # replies may be lost, so n - f - 2 may be below 1
+        f = _among(vectors, self.fraction)
         squares = _squared_distances(vectors.products())
         squares.fill_diagonal_(math.inf)  # a vector is no neighbour of itself
-        near = squares.sort(1).values[:, : min(max(1, n - f - 2), n - 1)]
+        near = squares.sort(1).values[:, : min(max(1, f, n - f - 2), n - 1)]
         best = near.sum(1).argsort(stable=True)[: 1 if self.single else n - f]
         kept = torch.zeros(n, dtype=torch.float64)
         kept[best] = 1.0
@@ -174,6 +176,11 @@ AGGREGATORS: dict[str, type[Aggregator]] = {
 def most_dishonest(fraction: float, n: int) -> int:
     """Return f, the largest number of dishonest clients among n: rounded, and below n / 2."""
     return min(math.floor(fraction * n + 0.5), (n - 1) // 2)
+
+
+def _among(vectors: ClientVectors, fraction: float) -> int:
+    """Return f for a cohort whose replies are `vectors`: lost replies leave as many liars."""
+    return min(most_dishonest(fraction, vectors.cohort), (len(vectors) - 1) // 2)
 
 
 def _by_coordinate(vectors: ClientVectors, cut: int) -> tuple[Tensor, Tensor]:

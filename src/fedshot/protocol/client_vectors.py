@@ -7,12 +7,15 @@ blocks of coordinates, sorted by client, so no result depends on the order of ar
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from fedshot.core.text import megabytes
 
 IN_MEMORY = 1 << 30  # bytes of a cohort's vectors above which they are kept in a file
 BLOCK = 1 << 25  # bytes of a block, in float64
@@ -32,21 +35,41 @@ class ClientVectors:
     def __init__(
         self, clients: int, length: int, dtype: torch.dtype, folder: Path | None = None
     ) -> None:
-        self.length = length
-        self._rows: Tensor
-        if clients * length * dtype.itemsize > IN_MEMORY:
-            shape, kind = (clients, length), np.dtype(str(dtype).removeprefix("torch."))
-            with tempfile.TemporaryFile(dir=folder) as file:
-                self._rows = torch.from_numpy(np.memmap(file, kind, "w+", shape=shape))
-        else:
-            self._rows = torch.empty(clients, length, dtype=dtype)
+        self.cohort, self.length = clients, length
+        self._dtype, self._row_bytes = dtype, length * dtype.itemsize
         self._arrived: list[tuple[int, float, float]] = []  # client, weight, norm
+        self._folder = folder
+        self._file: FileIO | None = None
+        if clients * self._row_bytes > IN_MEMORY:
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+            weakref.finalize(self, self._file.close)
+        self._rows = torch.empty(0 if self._file else clients, length, dtype=dtype)
 
     def add(self, client: int, vector: Tensor, weight: float) -> None:
-        """Add the vector [length] of one client."""
+        """Add the vector [length] of one client.
+
+        Raises OSError, which names the folder, if its disk is full.
+        """
         norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
-        self._rows[len(self._arrived)] = vector
+        row = len(self._arrived)
+        if self._file is None:
+            self._rows[row] = vector
+        else:
+            self._write(row, vector.to(self._dtype).contiguous())
         self._arrived.append((client, weight, norm))
+
+    def _write(self, row: int, vector: Tensor) -> None:
+        assert self._file is not None
+        left = vector.numpy().data.cast("B")
+        self._file.seek(row * self._row_bytes)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            size = megabytes(self.cohort * self._row_bytes)
+            reason = f"{error.strerror} for the {size} MB of a cohort's replies"
+            folder = str(self._folder or tempfile.gettempdir())
+            raise OSError(error.errno, reason, folder) from None
 
     def __len__(self) -> int:
         return len(self._arrived)
@@ -76,7 +99,15 @@ class ClientVectors:
         order, width = self.order, max(1, BLOCK // (8 * max(1, len(self))))
         for first in range(0, self.length, width):
             at = slice(first, min(first + width, self.length))
-            yield at, self._rows[order, at]
+            yield at, self._rows[order, at] if self._file is None else self._read(order, at)
+
+    def _read(self, order: list[int], at: slice) -> Tensor:
+        assert self._file is not None
+        found = torch.empty(len(order), at.stop - at.start, dtype=self._dtype)
+        for values, row in zip(found.numpy(), order, strict=True):
+            self._file.seek(row * self._row_bytes + at.start * self._dtype.itemsize)
+            self._file.readinto(values)
+        return found
 
     def mix(self, shares: Tensor) -> Tensor:
         """Return sum_k shares_k x_k [length], float64; `shares` is [n]."""

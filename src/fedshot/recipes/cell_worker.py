@@ -140,6 +140,7 @@ def _summary(run: Experiment, trained: Experiment, found: dict[str, Any]) -> dic
         # Clients' own test episodes differ in their number of queries.
         "queries": 0 if prepared.own_tests else test.spec.max_way * test.query,
         **class_means(prepared, found),
+        **({"attack": found["attack"]} if "attack" in found else {}),
         "round": found["round"],
         "bytes_down": trained.meter.total("train", "down"),
         "bytes_up": trained.meter.total("train", "up"),

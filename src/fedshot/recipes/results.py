@@ -31,7 +31,7 @@ from fedshot.recipes.provenance import TrainedPart
 from fedshot.recipes.recipe import Cell
 from fedshot.reports.significance import ComparisonRow, combined
 from fedshot.runs.recorder import Round, Seconds
-from fedshot.runs.test_protocol import TestProtocol
+from fedshot.runs.test_protocol import AttackJson, TestProtocol
 
 
 def _complete(score: ScoreFields) -> ScoreFields:
@@ -88,6 +88,7 @@ class _Seed(TypedDict):
     made: list[TrainedPart]
     answered: NotRequired[list[TrainedPart]]
     followed: NotRequired[str]
+    attack: NotRequired[AttackJson]
     features: NotRequired[_ClassMeans]
     pixels: NotRequired[_ClassMeans | Annotated[dict[str, Any], Field(max_length=0)]]
 

@@ -31,7 +31,18 @@ from fedshot.recipes.recipe import AGAINST, Recipe
 from fedshot.recipes.results import CellResult, Results, command, row_of, validation_curve
 from fedshot.recipes.runner import State, current
 from fedshot.recipes.scatter import with_scatter_data
-from fedshot.recipes.tables import Marks, class_means, difference, measure, ours, published, unfair
+from fedshot.recipes.tables import (
+    BACKDOOR,
+    Marks,
+    backdoor,
+    backdoor_note,
+    class_means,
+    difference,
+    measure,
+    ours,
+    published,
+    unfair,
+)
 from fedshot.reports.markup import plain, render_markdown
 from fedshot.reports.significance import compare
 
@@ -267,25 +278,29 @@ def _leaderboard(tables: _Tables, selection: Selection, linked: str) -> dict[str
 def _section(table: _Table, figures: str, linked: bool) -> dict[str, Any]:
     recipe, states, letters = table.recipe, table.states, Marks()
     own = [s for s in states if s.result and not s.result.first["queries"]]  # clients' own classes
-    lines = [_line(state, letters, table, linked, bool(own)) for state in states]
+    about_backdoor = backdoor_note(states)
+    extra = ["over clients", "worst tenth"] * bool(own) + [BACKDOOR] * bool(about_backdoor)
+    lines = [_line(state, letters, table, linked, extra) for state in states]
     title = recipe.title_of(state.cell for state in states)
     return {
         "variant": table.variant,
         "data": title.removeprefix(recipe.title),
         "measure": measure(recipe, states),
         "lines": lines,
-        "own": bool(own),
+        "extra": extra,
         "notes": letters.notes(),
         "unfair": unfair(states),
-        "class_means": class_means(states),
+        "captions": [*class_means(states), *about_backdoor],
         "figures": _figures(recipe, table.variant, states, figures),
         "commands": [Markup(text) for text in _commands(recipe, states)],
         "made": _made(states),
     }
 
 
-def _line(state: State, letters: Marks, table: _Table, linked: bool, own: bool) -> list[str]:
-    """Return the texts of a cell's line in the recipe's table; `own` adds the spread over clients.
+def _line(
+    state: State, letters: Marks, table: _Table, linked: bool, extra: Sequence[str]
+) -> list[str]:
+    """Return the texts of a cell's line in the recipe's table, with the columns `extra`.
 
     With `linked`, the accuracy links to the cell's page.
     """
@@ -306,9 +321,12 @@ def _line(state: State, letters: Marks, table: _Table, linked: bool, own: bool) 
         seconds(fmean([one["seconds"] for one in every])),
         letters.of(marks(state.cell, result)),
     ]
-    if own:
-        spread = ([one["test"][key] for one in every] for key in ("spread", "worst_tenth"))
-        line[7:7] = ["-" if None in one else f"{100 * fmean(one):.2f}" for one in spread]
+    shown = {BACKDOOR: backdoor(state)}
+    for name, key in (("over clients", "spread"), ("worst tenth", "worst_tenth")):
+        if name in extra:
+            found = [one["test"][key] for one in every]
+            shown[name] = "-" if None in found else f"{100 * fmean(found):.2f}"
+    line[7:7] = [shown[name] for name in extra]
     return line
 
 

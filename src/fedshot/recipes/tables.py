@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from statistics import fmean
 from string import ascii_lowercase
 from typing import Any
 
@@ -22,6 +23,12 @@ from fedshot.recipes.tuning import SEED
 from fedshot.reports.table import add_row, grid, plain_text
 
 _COLUMNS = ("method", "setting", "published", "ours ± 95 %", "difference", "seeds", "marks")
+BACKDOOR = "backdoor succeeds"
+"""Column of a table in which a cell has a backdoor."""
+_BACKDOOR_NOTE = (
+    "Backdoor: percent of the queries of other classes, with the trigger, that are predicted to be "
+    "of the attacker's class."
+)
 
 
 class Marks:
@@ -50,12 +57,15 @@ def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
     results.
     """
     letters = Marks()
-    rows = [(state, cells(state, letters)) for state in states]
+    attacked = bool(backdoor_note(states))
+    rows = [(state, cells(state, letters, attacked=attacked)) for state in states]
     caption = [f"{printable(measure(recipe, states))}.", *_data(states), *class_means(states)]
+    caption += backdoor_note(states)
     caption += [*letters.notes(), *unfair(states)]
     title = f"{printable(recipe.title_of(state.cell for state in states))}, budget "
     title += variant.replace("-tune", ", trials ")
-    found = grid(_COLUMNS, ("method", "setting", "marks"), title, caption)
+    columns = (*_COLUMNS[:-1], *[BACKDOOR] * attacked, _COLUMNS[-1])
+    found = grid(columns, ("method", "setting", "marks"), title, caption)
     for _, group in groupby(rows, key=lambda row: row[0].cell.row.key):
         for _, texts in group:
             add_row(found, texts)
@@ -63,10 +73,10 @@ def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
     return found
 
 
-def cells(state: State, letters: Marks) -> tuple[str, ...]:
+def cells(state: State, letters: Marks, *, attacked: bool = False) -> tuple[str, ...]:
     """Return the line of a cell of a recipe in the table for a terminal: a text for each column.
 
-    `letters` assigns letters to the cell's notes.
+    `letters` assigns letters to the cell's notes; `attacked` adds the column `BACKDOOR`.
     """
     cell = state.cell
     return (
@@ -76,6 +86,7 @@ def cells(state: State, letters: Marks) -> tuple[str, ...]:
         ours(state),
         difference(state),
         str(len(state.result.seeds)) if state.result else "",
+        *[backdoor(state)] * attacked,
         letters.of(_notes(state)),
     )
 
@@ -137,6 +148,24 @@ def difference(state: State) -> str:
     if state.result is None or state.cell.published is None:
         return ""
     return signed(100 * state.result.score["accuracy"] - state.cell.published)
+
+
+def backdoor(state: State) -> str:
+    """Return the success rate of a cell's backdoor in percent; "" if it was not measured."""
+    share = _backdoor(state)
+    return "" if share is None else f"{100 * share:.1f}"
+
+
+def backdoor_note(states: Sequence[State]) -> list[str]:
+    """Return a line on what the column `BACKDOOR` shows, in a list; [] if no cell has a value."""
+    return [_BACKDOOR_NOTE] if any(map(backdoor, states)) else []
+
+
+def _backdoor(state: State) -> float | None:
+    """Return the share of the queries with a trigger that get its class, mean over seeds."""
+    shares = [one.get("attack", {}).get("backdoor") for one in state.finished]
+    known = [share for share in shares if share is not None]
+    return fmean(known) if known else None
 
 
 def _data(states: Sequence[State]) -> list[str]:
@@ -205,6 +234,7 @@ def _values(state: State) -> dict[str, Any]:
         "interval": score.get("interval"),
         "worst_tenth": score.get("worst_tenth"),
         "spread": score.get("spread"),
+        "backdoor": _backdoor(state),
         "seeds": sorted(state.result.seeds) if state.result else [],
         "marks": _notes(state),
         "obstacle": state.obstacle and state.obstacle.kind,

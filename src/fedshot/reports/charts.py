@@ -179,7 +179,9 @@ def contributions(
         )  # fmt: skip
     figure.update_layout(xaxis_title=AXES["rounds"], yaxis_title=name, legend=_LEGEND)
     if name == "norm":
-        figure.update_yaxes(type="log")
+        norms = [value for values in clients.values() for _, value in values if value > 0]
+        wide = bool(norms) and max(norms) > 100 * min(norms)
+        figure.update_yaxes(type="log", dtick=1 if wide else math.log10(2))  # else digits alone
     return _done(figure, 380, 340)
 
 

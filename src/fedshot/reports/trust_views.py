@@ -68,9 +68,10 @@ def _figures(i: int, run: Run, lines: Sequence[Mapping[str, Any]]) -> Iterator[F
         yield FigureBlock(
             f"trust-{i}",
             f"Norms and cosines of the clients' changes by round: {printable(run.label)}",
-            f"{printable(run.label)}: the norm of each client's change, and the cosine of its "
-            "angle to the aggregate of the round. Clients that an attack makes lie are drawn thick "
-            "and in colour, all others in grey.",
+            f"{printable(run.label)}: the norm of each client's change of a part of the model, and "
+            "the cosine of its angle to the aggregate of the round: 1 is the same direction, -1 "
+            "the opposite. Clients that an attack makes lie are drawn thick and in colour, all "
+            "others in grey.",
             choices,
         )
 

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from fedshot.config.schema import not_honest
 from fedshot.config.settings import at
-from fedshot.core.records import Whole
+from fedshot.core.records import Share, Whole
 from fedshot.evaluation.episodic_test import ScoreJson
 from fedshot.fleets.meter import LedgerLine
 from fedshot.runs.recorder import Round
@@ -42,6 +42,13 @@ class _Spent(TypedDict):
     delta: Annotated[float, Field(gt=0, lt=1)]
 
 
+class AttackJson(TypedDict):
+    """The dishonest clients of a run, and the share of triggered queries that a backdoor wins."""
+
+    liars: list[Whole]
+    backdoor: NotRequired[Share | None]
+
+
 class ResultJson(TypedDict):
     """The keys of result.json that are read; older versions wrote fewer."""
 
@@ -57,6 +64,7 @@ class ResultJson(TypedDict):
     bytes_up: NotRequired[Whole]
     ledger: NotRequired[list[LedgerLine]]
     privacy: NotRequired[_Spent]
+    attack: NotRequired[AttackJson]
 
 
 @dataclass(frozen=True)

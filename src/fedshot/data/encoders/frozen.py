@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ Block: TypeAlias = Pixels | tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderOptions:
+class EncoderOptions(ABC):
     """Options of all encoders.
 
     Args:
@@ -69,8 +70,9 @@ class EncoderOptions:
             "own files. Leave `encoder` out."
         )
 
+    @abstractmethod
     def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
-        raise NotImplementedError
+        """Load the encoder of images or raw texts, as `load`, without a check of its hash."""
 
     def recorded(self, facts: Mapping[str, Any], **known: Any) -> Self:
         """Return a copy of these options in which `digest` is the SHA-256 of `facts`.

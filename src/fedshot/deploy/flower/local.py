@@ -55,6 +55,7 @@ def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = Fa
     server_folder = ServerFolder(folder / "server")
     make_private_folder(folder)
     make_private_folder(server_folder.folder)
+    _policy(folder).write_text("attack: true\n", encoding="utf-8")
     if not (server_folder.folder / CERTIFICATE).exists():
         make_server_keys(server_folder.folder, ["localhost", "127.0.0.1"])
     if server_folder.nodes.exists():
@@ -84,8 +85,12 @@ def node_command(folder: Path, i: int, address: str, device: str = "cpu") -> lis
         *PROGRAM, "flower", "node", "--server", address,
         "--ca", str(ServerFolder(folder / "server").ca), "--key", str(node / "node.key"),
         "--data", str(node / "data"), "--state", str(node / "state"), "--name", node.name,
-        "--device", device,
+        "--device", device, "--policy", str(_policy(folder)),
     ]  # fmt: skip
+
+
+def _policy(folder: Path) -> Path:
+    return folder / "policy.yaml"
 
 
 @contextmanager

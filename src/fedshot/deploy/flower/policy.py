@@ -9,13 +9,14 @@
     most_seconds: 600                # work for one message; checked after each client or stack
     most_disk_mb: 500                # MiB of private states of one run; checked before work begins
     secure_sums: true                # only runs with `run.secure_sums`
+    attack: true                     # also runs in which `attack` makes clients lie
 
-All lines are optional. `min_batch` and `min_local_steps` each bound two options of methods. If a
-policy has one of these lines, it refuses a method that has neither of the two options. A batch of
-null means a client's whole data, and is allowed. With `min_local_steps` above 1, the gradient of a
-single step may not be uploaded. After `most_seconds`, the remaining clients are skipped. The server
-chooses the model, the method and its options; a policy excludes the worst choices, but does not
-make uploads private.
+All lines are optional, and a node without a policy refuses only runs with `attack`. `min_batch` and
+`min_local_steps` each bound two options of methods. If a policy has one of these lines, it refuses
+a method that has neither of the two options. A batch of null means a client's whole data, and is
+allowed. With `min_local_steps` above 1, the gradient of a single step may not be uploaded. After
+`most_seconds`, the remaining clients are skipped. The server chooses the model, the method and its
+options; a policy excludes the worst choices, but does not make uploads private.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class PolicyError(ConfigError):
 
 @dataclass(frozen=True)
 class Policy:
-    """Bounds on the requests of a server, as in the policy file; None for no bound."""
+    """Bounds on the requests of a server, as in the policy file; None for no bound.
+
+    Unlike `None`, the default False of `attack` refuses.
+    """
 
     methods: tuple[str, ...] | None = None
     parts: tuple[str, ...] | None = None
@@ -57,6 +61,7 @@ class Policy:
     most_seconds: float | None = None
     most_disk_mb: float | None = None
     secure_sums: bool = False
+    attack: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Policy:
@@ -69,7 +74,7 @@ class Policy:
             if name in ("methods", "parts"):
                 good = isinstance(value, list) and all(isinstance(word, str) for word in value)
                 expected, found[name] = "a list of names", tuple(value) if good else ()
-            elif name == "secure_sums":
+            elif name in ("secure_sums", "attack"):
                 good, expected = isinstance(value, bool), "true or false"
             else:
                 good = type(value) in (int, float) and 0 < value < float("inf")
@@ -79,7 +84,10 @@ class Policy:
         return cls(**found)
 
     def check_run(self, config: Config, clients: int) -> None:
-        """Raise PolicyError for a method, options or a cohort that the policy does not allow."""
+        """Raise PolicyError for a method, options, a cohort or an attack that is not allowed."""
+        if config.attack is not None and not self.attack:
+            asked = f"attack {short(config.settings['attack']['name'], 60)!r}"
+            raise PolicyError(self._describe("attack", asked))
         chosen = config.settings["method"]
         name = str(chosen["name"])
         if self.methods is not None and name not in self.methods:
@@ -134,7 +142,7 @@ class Policy:
     def _describe(self, line: str, requested: str) -> str:
         allowed = getattr(self, line)
         value = ", ".join(allowed) if isinstance(allowed, tuple) else f"{allowed:g}"
-        value = "true" if allowed is True else value
+        value = str(allowed).lower() if isinstance(allowed, bool) else value
         return f"the policy of this node has {line} {value}, and the server asks for {requested}."
 
 

@@ -5,6 +5,7 @@ Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submis
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, NamedTuple, TypeVar
@@ -140,9 +141,9 @@ class FewRoundMethod(Method[S]):
             refreshed = Round(theta, None, got.weight, divisor, got.accepted)
         return Adapted(theta, prototypes, tuple(trail), refreshed, loss)
 
+    @abstractmethod
     def test_start(self, server: S, key: Key) -> Tree:
         """Return theta_0, the model from which a test episode starts."""
-        raise NotImplementedError
 
     def test_stats(self, server: S) -> Tree:
         """Return the running statistics of batch norm for tests."""
