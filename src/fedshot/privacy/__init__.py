@@ -1,1 +1,1 @@
-"""What clients and servers do so that less can be learned from what they exchange."""
+"""Secure sums and differential privacy."""

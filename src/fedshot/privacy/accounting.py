@@ -67,7 +67,7 @@ class Accountant:
         return min(of_all, _without_replacement(noise, self.fixed_of, cohort, rounds, self.delta))
 
     def rounds_within(self, epsilon: float, most: int) -> int:
-        """Return how many rounds, `most` or fewer, an epsilon lasts for."""
+        """Return the largest number of rounds, up to `most`, that spend no more than an epsilon."""
         low, high = 0, most + 1  # low rounds fit, and high rounds do not or are too many
         while high - low > 1:
             middle = (low + high) // 2

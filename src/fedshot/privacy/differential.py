@@ -9,8 +9,8 @@ nothing is clipped.
 
 The noise is added to the integers of the fixed-point sum. Their unit, by which each number of a
 contribution may exceed its clipped value, is at most about 2**-60 times the clip, or 32 standard
-deviations of the noise if these are more, times the number of all clients, and at least 2**-50
-standard deviations.
+deviations of the noise if these are more, times the number of all clients. It is at least 2**-50
+standard deviations, so that the noise covers the last bits of the data.
 """
 
 from __future__ import annotations
