@@ -86,8 +86,8 @@ class Scaling(Attack):
     """The change is multiplied, so that it replaces the mean (Bagdasaryan et al. 2020).
 
     Args:
-        factor: factor of the change; as large as the number of clients, it replaces the mean with the
-            client's own model.
+        factor: factor of the change; as large as the number of clients, it replaces the mean
+            with the client's own model.
     """
 
     factor: Above0 = 10.0

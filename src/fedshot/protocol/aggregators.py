@@ -33,7 +33,7 @@ class Aggregator(ABC):
 
     @abstractmethod
     def combine(self, vectors: ClientVectors) -> tuple[Tensor, Tensor]:
-        """Return the combined vector, float64 [length], and the share of each vector that counts [n]."""
+        """Return the combined vector, float64 [length], and how much of each vector counts [n]."""
 
 
 @dataclass(frozen=True)
