@@ -104,12 +104,12 @@ def test_noise_follows_from_key_client_and_part() -> None:
     noise = ClientNoise(Mechanism(1.0, 1.0), THRESHOLD, N, N)
     reduce = {"a": Sum(ZEROS), "b": Sum(ZEROS)}
     (first, again, other), secret = (
-        [noise.share(reduce, KEY.at(c)) for c in (0, 0, 1)],
+        [noise.share(reduce, N, KEY.at(c)) for c in (0, 0, 1)],
         ClientNoise(Mechanism(1.0, 1.0, secret=True), THRESHOLD, N, N),
     )
     assert np.array_equal(first, again)
     assert len({*first.tolist(), *other.tolist()}) == 8
-    assert not np.array_equal(*(secret.share(reduce, KEY) for _ in range(2)))
+    assert not np.array_equal(*(secret.share(reduce, N, KEY) for _ in range(2)))
 
 
 @pytest.mark.parametrize(("clip", "noise"), [(1e-6, 0.1), (1.0, 1.0), (1e4, 100.0)])
@@ -205,6 +205,18 @@ def test_a_run_has_the_same_bits_on_every_fleet(tmp_path: Path) -> None:
             for fleet in ("sequential", "threads", "vectorised")]  # fmt: skip
     assert len({tree.digest(run.server) for run in runs}) == 1
     assert {part for _, _, to, part in runs[0].meter.bytes if to == "up"} >= {"masked"}
+
+
+def test_clients_that_are_left_out_are_not_missed(tmp_path: Path) -> None:
+    """A cohort of all clients that are feasible is smaller than the number of all clients."""
+    pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
+    uneven = {
+        "partition": {"name": "dirichlet", "clients": 12, "alpha": 0.5},
+        "run": {"cohort": None, "infeasible_clients": "leave_out", "rounds": 1},
+    }
+    run = experiment(tmp_path, PRIVATE, uneven)
+    assert 3 <= len(run.prepared.clients) < 12
+    assert [len(record.faults) for record in run.run()] == [0, 0]
 
 
 def test_a_sampled_cohort_costs_what_all_clients_cost(tmp_path: Path) -> None:

@@ -213,7 +213,8 @@ def current_names(settings: Mapping[str, Any]) -> Settings:
         held = trees.at(tree, section)
         if path not in valid and new in valid and isinstance(held, dict) and option in held:
             value = held.pop(option)
-            trees.put(tree, new, values.get(value, value) if isinstance(value, str) else value)
+            if trees.at(tree, new) is None:
+                trees.put(tree, new, values.get(value, value) if isinstance(value, str) else value)
     return tree
 
 

@@ -106,7 +106,11 @@ class ClientVectors:
         found = torch.empty(len(order), at.stop - at.start, dtype=self._dtype)
         for values, row in zip(found.numpy(), order, strict=True):
             self._file.seek(row * self._row_bytes + at.start * self._dtype.itemsize)
-            self._file.readinto(values)
+            left = memoryview(values).cast("B")
+            while left:
+                if not (n := self._file.readinto(left)):
+                    raise OSError(f"the file of clients' vectors ends before row {row} does")
+                left = left[n:]
         return found
 
     def mix(self, shares: Tensor) -> Tensor:

@@ -400,7 +400,7 @@ def test_an_exchange_reads_the_part_that_it_works_on(
     both = (variant, prototypes) == ("proto", "local")
     run = Run(m, tmp_path)
     whole = run.shares()
-    for work in (m.update, m.prototype_sums, m.meta_gradient, m.pull_update, m.pull_prototype_sums):
+    for work in (m.update, m.census, m.meta_gradient, m.pull_update, m.pull_census):
         asked = ClientWork.of(work)
         for k in range(K):
             at = run.key.at("step", 1, "work", asked.name, "client", k)

@@ -83,7 +83,7 @@ class FewRoundMethod(Method[S]):
         return update_reply(self.local, down, private, drawn)
 
     @client_work()
-    def prototype_sums(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
+    def census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Upload the sum of features of each class, computed with theta_R."""
         return prototype_reply(self.local, down, private, drawn)
 
@@ -135,7 +135,7 @@ class FewRoundMethod(Method[S]):
             stats = norms(theta)
             down = {"theta": theta} | ({} if stats is None else {"stats": stats})
             got = population.exchange(
-                self.prototype_sums, down, to=to, reduce=sums, key=key.at("step", rounds)
+                self.census, down, to=to, reduce=sums, key=key.at("step", rounds)
             )
             prototypes, divisor = combined(got)
             refreshed = Round(theta, None, got.weight, divisor, got.accepted)

@@ -262,7 +262,7 @@ class FRL(MetaTrained):
         return update_reply(self.local, down, private, drawn, equal=equal)
 
     @client_work(draw="draw_supports")
-    def prototype_sums(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
+    def census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Upload the sum of features of each class, computed with theta_R."""
         return prototype_reply(self.local, down, private, drawn)
 
@@ -273,7 +273,7 @@ class FRL(MetaTrained):
         return pull_update_reply(self.local, down, private, drawn, equal=equal)
 
     @client_work(draw="redraw")
-    def pull_prototype_sums(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
+    def pull_census(self, down: Tree, private: Tree, drawn: EpisodeShare) -> Reply:
         """Upload the loss's derivative with respect to theta_R, through the prototypes."""
         return pull_prototype_reply(self.local, down, private, drawn)
 
@@ -342,7 +342,7 @@ class FRL(MetaTrained):
         if self.order == "exact":
             none = tree.leaves(g)[0].new_zeros(0, 0)
             of_prototypes = none if learned.prototypes is None else got["of_told"]
-            works = (self.pull_update, self.pull_prototype_sums)
+            works = (self.pull_update, self.pull_census)
             g = through_rounds(clients, works, learned, g, of_prototypes, key)
         moved = got["stats"] if server.stats else {}
         known = {} if math.isnan(learned.loss) else {"support_loss": learned.loss}

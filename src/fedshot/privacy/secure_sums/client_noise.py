@@ -57,7 +57,7 @@ class ClientNoise:
         mechanism: the clip, and the noise that a sum must have.
         threshold: share of a cohort that must be left in a secure sum.
         population: the number of all clients, which fixes the unit of the sum's integers.
-        cohort: the number of clients that an exchange asks.
+        cohort: the most clients that an exchange asks.
 
     Raises:
         ConfigError: more than `MAX_POPULATION` clients.
@@ -97,11 +97,12 @@ class ClientNoise:
               for name, part in self.mechanism.clipped(reply.up).items()}  # fmt: skip
         return reply._replace(up=up, weight=1.0, metrics={})
 
-    def share(self, reduce: Mapping[str, Reducer], key: Key) -> Ints:
+    def share(self, reduce: Mapping[str, Reducer], cohort: int, key: Key) -> Ints:
         """Return a client's noise, int64 [n], in the order of the integers of an `Element`.
 
         Args:
             reduce: as in `sums`.
+            cohort: number of clients that were asked.
             key: seeds the noise, unless the mechanism draws it from the operating system.
         """
         sums = self.sums(reduce)
@@ -111,7 +112,7 @@ class ClientNoise:
         rounded = 2 if self.mechanism.fixed else 1
         moved = rounded * math.sqrt(sum(sizes.values())) / 2
         rounding = self.mechanism.noise * moved / _LEAST_UNITS
-        part_of_all = (1 + rounding) / math.sqrt(needed(self.threshold, self.cohort) - 1)
+        part_of_all = (1 + rounding) / math.sqrt(needed(self.threshold, cohort) - 1)
         found = [np.zeros(0, np.int64)]
         for name in sorted(sums):
             units = 2.0 ** sums[name].start(self.population).bits

@@ -88,6 +88,7 @@ class _Secrets:
     pair_seed: bytes  # of the private key from which the masks with neighbours are derived
     share_key: Any  # X25519 private key, under which it receives shares
     threshold: int = 0
+    cohort: int = 0  # number of clients that were asked, once the upload is masked
     own_share: int = 0  # of its self seed
     pair_keys: dict[int, bytes] = field(default_factory=dict)  # neighbours' public keys, for masks
     receiving: dict[int, bytes] = field(default_factory=dict)  # keys of the shares of neighbours
@@ -135,14 +136,18 @@ class MaskingClients(Wrapper):
         A reply with a fault is not sent, since the server could not see the fault. If clients add
         noise, zeros are sent in its place.
         """
-        client, reply, _ = arrival
-        if reply is None or exchange.masking is None:
+        client, reply, found = arrival
+        if exchange.masking is None:
             return arrival
-        if reason := fault(_unmasked(exchange, exchange.masking), client, reply):
-            if self._noise is None:
-                return Arrival(client, None, Fault("refused", reason))
+        if reply is not None and (
+            reason := fault(_unmasked(exchange, exchange.masking), client, reply)
+        ):
+            reply, found = None, Fault("refused", reason)
+        if found is not None and found.kind == "refused" and self._noise is not None:
             # That a client is refused would say something of its data: it contributes zeros.
             reply = Reply(_zeros(exchange.masking.reduce), {}, 1.0)
+        if reply is None:
+            return Arrival(client, None, found)
         try:
             up = self._mask(exchange, exchange.masking, client, reply)
         except (_RefusedError, ValueError) as error:
@@ -219,10 +224,13 @@ class MaskingClients(Wrapper):
         if self._noise is None:
             element = encode(masking.reduce, masking.cohort, reply)
         else:
-            self._check_cohort(masking, len(others) + 1)
+            self._check_cohort(masking.cohort, len(others) + 1)
+            own.cohort = masking.cohort
             sums, reply = self._noise.sums(masking.reduce), self._noise.contribution(reply)
             element = encode(sums, self._noise.population, reply)
-            element.vector += self._noise.share(masking.reduce, exchange.client_key(client))
+            element.vector += self._noise.share(
+                masking.reduce, masking.cohort, exchange.client_key(client)
+            )
         element.add_mask(self_mask(own.self_seed, own.context, element.nbytes), 1)
         private = pair_key(own.pair_seed, own.context)
         for other in others:
@@ -236,12 +244,11 @@ class MaskingClients(Wrapper):
             "metrics": dict(zip(sorted(reply.metrics), metrics, strict=True)),
         }
 
-    def _check_cohort(self, masking: Masking, left: int) -> None:
+    def _check_cohort(self, cohort: int, left: int) -> None:
         """Refuse a sum with less noise than the configuration says."""
         assert self._noise is not None
-        cohort = self._noise.cohort
-        if masking.cohort != cohort:
-            raise _RefusedError(f"the sum is one of {masking.cohort} clients, not of {cohort}")
+        if cohort > self._noise.cohort:
+            raise _RefusedError(f"the sum is one of {cohort} clients, not of {self._noise.cohort}")
         if degree(cohort) == cohort - 1 and left < needed(self._noise.threshold, cohort):
             raise _RefusedError(f"{left} of {cohort} clients are too few for the noise of a sum")
 
@@ -261,6 +268,8 @@ class MaskingClients(Wrapper):
             )
         if lost.count(False) + 1 < max(own.threshold, MIN_CLIENTS):
             raise _RefusedError(f"{lost.count(False) + 1} clients are too few for a sum")
+        if self._noise is not None:
+            self._check_cohort(own.cohort, lost.count(False) + 1)
         del self._secrets[client]  # it answers once
         given = []
         for other, is_lost, sent in zip(asked, lost, message["shares"], strict=True):
