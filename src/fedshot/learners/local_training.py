@@ -78,7 +78,7 @@ def mean_gradient(
 ) -> GradientResult:
     """Return the gradient of the mean loss over a step's episodes.
 
-    `noise` seeds the dropout masks.
+    The seed of `noise` seeds the dropout masks.
     """
     seeds = [noise.layer(e).seed for e in range(len(step))]
     return _mean_gradient(episode_loss, params, stats, step, seeds)
