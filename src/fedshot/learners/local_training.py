@@ -25,7 +25,7 @@ E = TypeVar("E")
 
 
 class LocalSteps(NamedTuple, Generic[E]):
-    """The episodes or batches of each step of a local update."""
+    """What a client trains on in one local update: the episodes or batches of each step."""
 
     steps: tuple[tuple[E, ...], ...]
     seed: Tensor  # of the dropout masks

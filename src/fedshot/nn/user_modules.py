@@ -108,7 +108,7 @@ def called(factory: Callable[..., Any], args: Mapping[str, Any], name: str) -> n
 
 
 def check_features(found: Any, n: int, option: str) -> Tensor:
-    """Return the output of a module for n examples.
+    """Return `found`, the output of a module for n examples.
 
     Raises ConfigError unless it is a floating-point tensor [n, d].
     """

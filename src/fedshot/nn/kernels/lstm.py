@@ -136,7 +136,7 @@ def _backwards(
     """Fill in one direction's half of `by_x`, the gradient with respect to the gates' inputs.
 
     These inputs are the values before the gates' activation functions. `back` is 1 for the backward
-    direction, u the weight of the previous state, and `grad` the gradient of the layer's output.
+    direction, u the weight of the previous state, and `grad` is with respect to the layer's output.
     """
     hidden, done = u.shape[1], _done()
     turned = _padded(u)
