@@ -61,7 +61,7 @@ class Runs:
         self.method, self.where, self._folder = method, where, folder
 
     def begin(self, *, on: FleetCase | None = None, **options: Any) -> Federation:
-        """Begin a run on the fleet `on`, by default on `where`; `options` as for `Federation`."""
+        """Begin a run on the fleet `on`, by default `self.where`, with options of `Federation`."""
         return Federation(self.method, on or self.where, self._folder(), **options)
 
     @property

@@ -99,7 +99,10 @@ class RecordingFleet(Wrapper):
         self.executions: list[Execution] = []
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the arrivals of the fleet, and record each execution of the method's work."""
+        """Yield the arrivals of the fleet, and record each execution of a client function.
+
+        Steps of a secure sum are not functions of the method, and are left out.
+        """
         private = {c: self.host.private(c, exchange.version) for c in exchange.to}
         for arrival in self.fleet.replies(exchange):
             c = arrival.client
@@ -161,7 +164,8 @@ class FixedCohort(Clients):
 class Federation:
     """A short run of a method on a fleet, which is wrapped in `Meter` and `Guard` as in any run.
 
-    `around` wraps the bare fleet, for example to drop replies. `combine` is as in `Clients`.
+    `around` wraps the bare fleet, for example to drop replies. `combine` is the argument of
+    `Clients`, and `folder` holds the private states.
     """
 
     def __init__(
@@ -238,7 +242,7 @@ class Federation:
         return self.setup.host.private(client, LATE)
 
     def banked(self, client: int) -> Tree:
-        """Return the tree that the server stores on disk for the client (see `Bank`), or `{}`."""
+        """Return the model that the server stores on disk for the client, or `{}` for none."""
         held = self.fleet.bank.load(client, LATE) or {}
         return {name.replace("/", "."): leaf for name, leaf in held.items()}
 
@@ -271,7 +275,7 @@ class RunTensors(dict[str, Tensor]):
 
 
 def _as_tree(outcome: Outcome) -> Tree:
-    """Return an outcome as a tree; where a part is gathered by client, the numbers become text."""
+    """Return an outcome as a tree; the client ids that key gathered parts become strings."""
     parts = {
         name: {str(k): v for k, v in part.items()} if isinstance(part, dict) else part
         for name, part in outcome.items()
@@ -283,7 +287,7 @@ def _as_tree(outcome: Outcome) -> Tree:
 def assert_same(found: RunTensors, expected: RunTensors) -> None:
     """Raise CheckFailedError unless all tensors are bitwise equal.
 
-    If the fleet that computed them is not exact, they must be close.
+    If one of them comes from a fleet that is not `exact`, they need only be close.
     """
     fleets = (found.where, expected.where)
     where = next((fleet for fleet in fleets if not fleet.exact), None)

@@ -52,7 +52,7 @@ def episodic_test(n: int = 5) -> EpisodicTest:
 
 @dataclass(frozen=True)
 class FederationHost:
-    """The parts of a fleet: the method, a folder for private states, and the run's key."""
+    """What a fleet is built from: the method, a folder for private states, and the run's key."""
 
     method: Method[Any]
     folder: Path

@@ -61,7 +61,7 @@ _OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the kernels, building them at the first call; None if this machine cannot build them.
+    """Return the library of C kernels, built at the first call; None if it cannot be built here.
 
     If there is a compiler but it fails, the reason is printed to stderr. Raises BuildError if the
     compiler was killed or lacked memory, disk or time: another try may succeed.
@@ -94,7 +94,10 @@ def library() -> ctypes.CDLL | None:
 
 
 def kind() -> str:
-    """Return "compiled" or "plain" (torch operations); their results differ in the last digits."""
+    """Return "compiled" if the C kernels are used here, "plain" if torch operations are.
+
+    Their results differ in the last digits.
+    """
     return "plain" if library() is None else "compiled"
 
 

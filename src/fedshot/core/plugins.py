@@ -1,7 +1,7 @@
 """Components from outside the package: backbones, data sources and partitions of a plugin.
 
 A plugin is an installed package with entry points in the groups `fedshot.backbones`,
-`fedshot.sources` and `fedshot.partitions`, whose names are those of configurations, or a module
+`fedshot.sources` and `fedshot.partitions`, whose names configurations use, or a module
 that the environment variable FEDSHOT_PLUGINS names and that registers its classes. Neither a
 configuration nor a message can make a process import a module.
 """
@@ -35,10 +35,11 @@ def modules() -> list[str]:
 
 
 def load(groups: Mapping[str, Callable[[str], Callable[[type[Any]], Any]]]) -> None:
-    """Import the plugins and register what they hold.
+    """Import the plugins and register their classes.
 
     Args:
-        groups: for each group of entry points, the function that registers a class by a name.
+        groups: for each group of entry points, a function that takes a name and returns the
+            decorator that registers a class by it.
 
     Raises ConfigError for a plugin that cannot be imported, or a name that is taken.
     """
@@ -56,8 +57,8 @@ def registering(
 ) -> Callable[[T], T]:  # fmt: skip
     """Return the class decorator that adds a class to a table of components.
 
-    The class must be a dataclass with what `interface` has. Raises ConfigError if it is not, or if
-    another class has the name.
+    The class must be a dataclass with the public attributes of `interface`. Raises ConfigError if
+    it is not, or if another class has the name.
     """
     if not name.isidentifier():
         raise ConfigError(f"the name {name!r} cannot be chosen; expected letters, digits and '_'.")

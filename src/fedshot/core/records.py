@@ -50,7 +50,9 @@ class _DamageError(Exception):
 
 
 def content(path: Path, most: int | None = _MOST_BYTES, fix: str = COPY) -> bytes:
-    """Return the content of a regular file of at most `most` bytes; None allows any size.
+    """Return the content of a regular file of at most `most` bytes, or of any size for None.
+
+    `fix` is as in `read`.
 
     Raises:
         CheckpointError: the path is a folder, a pipe or a device, or the file is larger.
@@ -179,7 +181,7 @@ def _adapter(schema: Any) -> TypeAdapter[Any]:
 
 
 def _keys(value: Any, location: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return pydantic's location without the members of unions, which are not keys."""
+    """Return pydantic's error location without the names of union members, which are not keys."""
     found: list[Any] = []
     for part in location:
         try:

@@ -53,7 +53,10 @@ def interruptible() -> Iterator[None]:
 
 
 def leave(code: int) -> None:
-    """Exit at once if non-daemon threads still run, because a normal exit would wait for them."""
+    """Exit at once with status `code` if other non-daemon threads still run.
+
+    A normal exit would wait for them.
+    """
     others = (t for t in threading.enumerate() if t is not threading.main_thread())
     if all(thread.daemon for thread in others):
         return

@@ -104,7 +104,7 @@ def flush(path: Path) -> None:
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """Return the leaves by path, the notes, and the hash of a file that `write` wrote.
+    """Return (leaves by path, notes, hash of the content) of a file that `write` wrote.
 
     Raises:
         CheckpointError: the file is missing, truncated, or does not match its hash.

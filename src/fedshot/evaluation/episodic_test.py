@@ -256,7 +256,7 @@ class EpisodicTest:
         return _labels(self._dataset, self._tasks.query[u], self._tasks.classes[u])
 
     def classes(self, u: int) -> Tensor:
-        """Return the classes of episode u as class numbers of the dataset, int64 [way]."""
+        """Return the classes of episode u as class indices of the dataset, int64 [way]."""
         return torch.from_numpy(self._tasks.classes[u])
 
     @property
@@ -267,7 +267,7 @@ class EpisodicTest:
 
 @dataclass(frozen=True)
 class Score:
-    """The result of a test. An episode is not predicted if its client's reply was lost."""
+    """The result of a test. An episode whose client's reply was lost has no prediction."""
 
     accuracy: float  # mean over the predicted episodes, in [0, 1]
     interval: float  # half-width of the 95 % interval over episodes; 0 if all are equal
@@ -334,7 +334,8 @@ T = TypeVar("T", bound=Mapping[str, Any])
 def checked_episodes(held: T) -> T:
     """Return a score's JSON unchanged, after checking its lists of episodes.
 
-    Raises ValueError if the list `missing` is not that of the episodes that `per_episode` lacks.
+    Raises ValueError unless `missing` lists distinct indices of the episodes without a prediction,
+    which `per_episode` leaves out.
     """
     marks, missing = held.get("per_episode", ()), held.get("missing", ())
     if marks and len({u for u in missing if u < len(marks) + len(missing)}) != len(missing):
@@ -354,12 +355,12 @@ class ValidationResult:
 
     @classmethod
     def of(cls, score: Score) -> ValidationResult:
-        """Return the validation result in a score."""
+        """Return the accuracies and missing episodes of a score."""
         return cls(score.per_episode, score.missing)
 
     @classmethod
     def from_json(cls, held: Mapping[str, Any]) -> ValidationResult:
-        """Return the validation result in the JSON of a score."""
+        """Return the accuracies and missing episodes in the JSON of a score."""
         return cls(tuple(held["per_episode"]), tuple(held.get("missing", ())))
 
     @property
@@ -462,7 +463,8 @@ def score(
 def _confusion(pairs: Sequence[Tensor], names: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return class name -> predicted name -> number of queries; empty for more than 30 classes.
 
-    Each tensor in `pairs` is int64 [2, queries]: the true and the predicted class numbers.
+    Each tensor in `pairs` is int64 [2, queries]: the true and the predicted class, as indices
+    into `names`.
     """
     every = torch.cat(list(pairs), dim=1).numpy()
     distinct, counts = np.unique(every, axis=1, return_counts=True)

@@ -54,7 +54,10 @@ class FeatureCache(Protocol):
 def features_of(
     cache: FeatureCache, embed: Callable[[Tensor], Tensor], parallel_map: ParallelMap
 ) -> Tensor:
-    """Return the features [distinct, d] of every distinct example, computed block by block."""
+    """Return the features [distinct, d] of all distinct examples.
+
+    `parallel_map` computes them, one call of `embed` for each block of examples.
+    """
 
     def block(i: int) -> Tensor:
         with torch.no_grad():

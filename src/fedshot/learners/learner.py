@@ -131,7 +131,10 @@ def check_body(model: Model, learner: str) -> None:
 def episode_features(
     model: Model, params: Tree, stats: Tree, eval_episode: EvalEpisode
 ) -> tuple[Tensor, Tensor]:
-    """Return the features (support [n, d], queries [m, d]) under the model's batch-norm policy."""
+    """Return the features (support [n, d], queries [m, d]) of an episode.
+
+    Batch norm follows the model's policy.
+    """
     support, query = test_modes(model)
     h, seen = model.features(params, stats, eval_episode.support_x, support)
     return h, model.features(params, seen, eval_episode.query_x, query)[0]

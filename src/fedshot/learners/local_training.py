@@ -25,7 +25,7 @@ E = TypeVar("E")
 
 
 class LocalSteps(NamedTuple, Generic[E]):
-    """The episodes or batches of each step of a local update."""
+    """What a client trains on in one local update: the episodes or batches of each step."""
 
     steps: tuple[tuple[E, ...], ...]
     seed: Tensor  # of the dropout masks
@@ -78,7 +78,7 @@ def mean_gradient(
 ) -> GradientResult:
     """Return the gradient of the mean loss over a step's episodes.
 
-    `noise` seeds the dropout masks.
+    The seed of `noise` seeds the dropout masks.
     """
     seeds = [noise.layer(e).seed for e in range(len(step))]
     return _mean_gradient(episode_loss, params, stats, step, seeds)

@@ -108,8 +108,8 @@ class Maml:
     ) -> tuple[Tensor, Tree]:
         """Return (logits [n, way], updated running statistics) of a batch in training.
 
-        `classes` are the episode's class numbers, int64 [way]. `site` selects the dropout mask of
-        this forward pass; inner step s uses site s, counted from 0.
+        `classes` are the episode's classes, int64 [way], as class indices of the dataset. `site`
+        selects the dropout mask of this forward pass; inner step s uses site s, counted from 0.
         """
         h, stats = self.features(params, stats, x, seed, site)
         return self.logits(params, h, classes), stats

@@ -60,7 +60,7 @@ class FeatureProbe:
 
     @property
     def adds_examples(self) -> bool:
-        """Whether the probe only needs sums over examples: class sums, or X^T X and X^T Y."""
+        """Whether the probe only needs sums over support examples, such as X^T X and X^T Y."""
         return self.probe in ("mean", "ridge")
 
     def __call__(self, support: Tensor, y: Tensor, query: Tensor, way: int) -> Tensor:

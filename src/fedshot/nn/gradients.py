@@ -20,7 +20,7 @@ def differentiated_twice() -> bool:
     """Whether the current computation is part of a gradient that is differentiated again.
 
     If so, operations whose C kernels have no fast second derivative use torch operations instead.
-    The results differ only by rounding, in bfloat16 if the model uses it.
+    The results differ only by rounding, which is that of bfloat16 if the model uses it.
     """
     return _TWICE.get()
 
@@ -36,8 +36,8 @@ def value_and_grad(
         differentiable: keep the graph, so that the gradient can be differentiated again. Otherwise
             value and gradient are detached; `extra` is returned as it is.
 
-    `torch.func.grad` gives the same numbers; on a CPU it costs 5 % more for a Conv4 and a third
-    more for a small net.
+    `torch.func.grad` computes the same; on a CPU it takes 5 % longer for a Conv4 and a third
+    longer for a small net.
     """
     if stacked():  # autograd cannot see through vmap
         grad, (value, extra) = torch.func.grad_and_value(fn, has_aux=True)(params)
@@ -61,7 +61,7 @@ def value_and_grad(
 def with_graph(
     fn: Callable[..., Tensor], points: tuple[Tensor, ...], dy: Tensor
 ) -> list[Tensor | None]:
-    """Return the vector-Jacobian products of dy with fn(*points), one per argument, with a graph.
+    """Return vector-Jacobian products of fn at `points` with dy, one per argument, with a graph.
 
     An argument that requires no gradient gets None. Each product is a partial derivative, as
     `backward` of an autograd function must return it, even if one argument was computed from

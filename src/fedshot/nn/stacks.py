@@ -1,4 +1,4 @@
-"""Tensors of all clients that `torch.func.vmap` stacks, for kernels that compute them in one call.
+"""The tensors of all clients under `torch.func.vmap`, for kernels that take them in one call.
 
 A `torch.autograd.Function` could do this too, even under nested transforms. But each of its calls
 holds Python's global lock for half a millisecond, longer than a step of Adam for a small net.

@@ -1,4 +1,4 @@
-"""Torch modules of the user: passed in Python, or made by a function that settings name."""
+"""Torch modules of the user: passed in Python, or made by a function that a configuration names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class UserModule:
     )
 
     def hold(self, module: Any) -> Self:
-        """Return these options with a module, or the module that a function returns."""
+        """Return these options with `module`, or the module that it returns if it is a function.
+
+        Raises ConfigError if it is neither.
+        """
         if not callable(module):
             raise ConfigError(
                 f"{self.argument} is of type {type(module).__name__}; expected a torch.nn.Module, "
@@ -53,8 +56,8 @@ class UserModule:
     def module(self, digest: str | None) -> nn.Module:
         """Return a copy of the module that was passed, or the module that the factory returns.
 
-        `digest` is its hash if a run recorded one. Raises ConfigError if there is no module, or if
-        the factory may not run or fails.
+        Raises ConfigError if there is no module, or if the factory may not run or fails. `digest`,
+        the hash that a run recorded or None, is for the error message.
         """
         if self.held is not None:
             return deepcopy(self.held)
@@ -105,7 +108,7 @@ def called(factory: Callable[..., Any], args: Mapping[str, Any], name: str) -> n
 
 
 def check_features(found: Any, n: int, option: str) -> Tensor:
-    """Return the output of a module for n examples.
+    """Return `found`, the output of a module for n examples.
 
     Raises ConfigError unless it is a floating-point tensor [n, d].
     """

@@ -25,9 +25,9 @@ from fedshot.nn.models.mode import Mode
 
 
 class Cut(NamedTuple):
-    """The position of the ReLU, as lower bounds of the norm's input and of the pool's output.
+    """The position of the ReLU: before the norm, if `least` is 0, or after the pool, if `floor` is.
 
-    A bound is 0 where the ReLU is, and NaN where there is no bound.
+    The other bound is NaN, which means no bound.
     """
 
     least: float  # lower bound of x
@@ -45,12 +45,12 @@ def norm_pool_relu(
     Args:
         p: scale and shift of the norm.
         s: running statistics, `{}` for none.
-        x: a feature map, for which `tensors.fits` holds. If `mode.norm` is "given", there are no
+        x: feature maps, for which `tensors.fits` holds. If `mode.norm` is "given", there are no
             gradients.
         bias: bias of the preceding convolution, if it is not yet added to x. This is allowed only
             if `mode.norm` is "batch" or "capture" and the ReLU is last.
         mode: `mode.norm` says which statistics to use.
-        cut: position of the ReLU.
+        cut: position of the ReLU; with `RELU_FIRST` it is applied to x, not to the result.
 
     Raises ConfigError if there are fewer than two values per channel, or no given statistics.
     """
@@ -63,7 +63,10 @@ def norm_pool_relu(
 
 
 def at_given(p: Tree, s: Tree) -> tuple[Tensor, Tensor]:
-    """Return the scale and shift of batch norm with given statistics, without gradients."""
+    """Return the scale and shift [c] of batch norm with the statistics `s`, without gradients.
+
+    Raises ConfigError if `s` is `{}`.
+    """
     if not s:
         raise ConfigError(NO_STATISTICS)
     scale = (p["weight"] * torch.rsqrt(s["var"] + EPS)).detach()
@@ -73,7 +76,7 @@ def at_given(p: Tree, s: Tree) -> tuple[Tensor, Tensor]:
 def after_batch(
     s: Tree, mean: Tensor, var: Tensor, bias: Tensor | None, x: Tensor, mode: Mode
 ) -> Tree:
-    """Return the statistics after a batch x.
+    """Return the statistics after a batch x: its own if `mode.norm` is "capture", else s, updated.
 
     `mean` and `var` are those of x; `bias`, which was left out of x, is added to the mean.
     """
@@ -94,13 +97,13 @@ def after_batch(
 def pooled(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, cut: Cut = RELU_LAST
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return max_pool2d(batch_norm(x), 2) with a ReLU, and the batch statistics.
+    """Return max_pool2d(batch_norm(x), 2) with a ReLU where `cut` says, and the batch statistics.
 
     Args:
         x: [n, c, h, w], for which `tensors.fits` holds.
         weight: scale of the norm [c].
         bias: shift of the norm [c].
-        eps: number added to the variance.
+        eps: constant added to the variance.
         cut: position of the ReLU, `RELU_LAST` (after the pool) or `RELU_FIRST` (before the norm).
 
     Returns:
@@ -121,7 +124,10 @@ def pooled_given(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut = RELU_LAST) 
 
 
 class _Pooled(torch.autograd.Function):
-    """Computes (y, mean, variance) from (x, weight, bias); only y has a gradient."""
+    """Computes y = max_pool2d(batch_norm(x), 2) with a ReLU, and the batch's mean and variance.
+
+    `pooled` describes arguments and results; only y has a gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, cut: Cut) -> Any:
@@ -203,7 +209,7 @@ class _Folded(NamedTuple):
 
 
 def _fold(x: Tensor, weight: Tensor, bias: Tensor, eps: float, least: float) -> _Folded:
-    """Return batch norm of max(x, least) by batch statistics; `least` NaN leaves x as it is."""
+    """Return batch norm of max(x, least), or of x if `least` is NaN, with its batch statistics."""
     n, c, h, w = x.shape
     checked(weight, c)
     checked(bias, c)
@@ -215,7 +221,10 @@ def _fold(x: Tensor, weight: Tensor, bias: Tensor, eps: float, least: float) -> 
 
 
 def _pool(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut) -> Tensor:
-    """Return max_pool2d(x * scale + shift, 2) with the ReLU; a 2x2 window with a NaN gives NaN."""
+    """Return max_pool2d(x * scale + shift, 2), with a ReLU where `cut` says.
+
+    A 2x2 window with a NaN gives NaN.
+    """
     n, c, h, w = x.shape
     y = empty(n, h // 2, w // 2, c)
     _run("pool", [x, scale, shift], [y], cut)
@@ -223,7 +232,10 @@ def _pool(x: Tensor, scale: Tensor, shift: Tensor, cut: Cut) -> Tensor:
 
 
 def _run(name: str, ins: list[Tensor], outs: list[Tensor], rule: Sequence[float]) -> None:
-    """Run a function of `fused.c` over the images of the feature maps ins[0]."""
+    """Run the function `fedshot_<name>` of `fused.c` over the images of the feature maps ins[0].
+
+    `rule` holds the bounds of `Cut` that the function takes.
+    """
     _, c, h, w = ins[0].shape
     each(len(ins[0]), getattr(library(), f"fedshot_{name}"), ins, [h, w, c], outs, rule)
 

@@ -19,7 +19,7 @@ def gru_gates(t: int, of_h: Tensor, gates: Tensor, kept: Tensor, states: Tensor)
 
     On entry `gates` holds the terms of the gates that come from the inputs, and `of_h` has those
     that come from the state before word t. The gates of word t are written to `gates`, the state
-    after it to `states`. `kept` gets the state's term of the new gate, which `gru_back` needs.
+    after it to `states`. `kept` gets the state's term of torch's new gate, for `gru_back`.
     """
     n, words, hidden = kept.shape
     given = checked(of_h, n, 3 * hidden)
@@ -37,6 +37,7 @@ def gru_back(
 ) -> None:  # fmt: skip
     """Fill in the gradients of word t, and update `carry`.
 
+    `grad` is the gradient with respect to the state after word t as an output of the layer.
     `by_x` gets the gradient with respect to the input's terms of the gates, and `by_n` that with
     respect to the state's term of the new gate. On entry `carry` is the gradient with respect to
     the state after word t, from later words. On return it is the gradient with respect to the state
@@ -63,7 +64,7 @@ def gru_back(
 
 
 def _word(t: int, x: Tensor, *shape: int) -> int:
-    """Return the address of word t of the first text."""
+    """Return the address of word t of the first text in x, a tensor of this shape."""
     if not 0 <= t < shape[1]:
         raise IndexError(f"word {t} of {shape[1]}")
     return checked(x, *shape) + 4 * t * shape[2]

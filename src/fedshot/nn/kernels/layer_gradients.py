@@ -25,7 +25,7 @@ from fedshot.nn.models.cells import gru_states, lstm_states
 class Gru(torch.autograd.Function):
     """Computes a GRU's states [n, L, hidden] from x [n, L, d].
 
-    The weights w, u and the biases b, c are those of the input and of the state.
+    The weight w and bias b apply to the input; u and c apply to the previous state.
     """
 
     @staticmethod
@@ -94,7 +94,10 @@ class Lstm(torch.autograd.Function):
 
 
 def torch_lstm(x: Tensor, *weights: Tensor) -> Tensor:
-    """Return the states [n, L, hidden] computed by torch."""
+    """Return the states [n, L, hidden] that torch's LSTM computes.
+
+    `weights` are w, u, b and c, as for `Gru`.
+    """
     start = x.new_zeros(1, len(x), weights[1].shape[1])
     states: Tensor = torch.lstm(x, (start, start), weights, True, 1, 0.0, True, False, True)[0]
     return states
@@ -106,7 +109,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _in_rows(grad: Tensor) -> Tensor:
-    """Return `grad` with contiguous rows, even if each row has only one number."""
+    """Return `grad` with contiguous rows, even if each row has only one element."""
     if grad.stride(2) == 1:
         return grad
     return grad.clone(memory_format=torch.contiguous_format)
@@ -115,7 +118,10 @@ def _in_rows(grad: Tensor) -> Tensor:
 def _again(
     ctx: Any, cells: Callable[[Tree, Tensor], Tensor], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Return gradients that can be differentiated again, from states computed by `cells`."""
+    """Return the gradient with respect to each argument of `forward`, with a graph.
+
+    `cells` computes the states again.
+    """
 
     def states(x: Tensor, w: Tensor, u: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return cells({"input": {"weight": w, "bias": b}, "state": {"weight": u, "bias": c}}, x)

@@ -28,7 +28,7 @@ class Places(NamedTuple):
     Args:
         of: for each word, its index in the padded texts, 0 to n m - 1.
         at: [n + 1], for each text the index of its first word, then the number of all words.
-        order: order of the texts, such that the texts of a block have similar lengths.
+        order: order in which C takes the texts, in blocks of texts of similar length.
     """
 
     of: Tensor
@@ -50,9 +50,10 @@ class Places(NamedTuple):
 
 
 class BiLstm(torch.autograd.Function):
-    """Computes states [n, m, 2 hidden] from x [n, m, d] and lengths [n]; they are 0 at the padding.
+    """Computes the states [n, m, 2 hidden] of texts x [n, m, d] with `lengths` [n].
 
-    The weights are w, u, b, c of the forward direction, then of the backward one; float32 on the
+    States at the padding are 0. The weights are w, u, b, c of the forward direction, then of the
+    backward one: w and b apply to the input, u and c to the previous state. They are float32 on the
     CPU. There is no gradient with respect to x.
     """
 
@@ -110,9 +111,10 @@ def _forwards(
     u: Tensor, c: Tensor, places: Places, gates: Tensor, back: int,
     cells: Tensor, squashed: Tensor, states: Tensor,
 ) -> None:  # fmt: skip
-    """Run one direction: fill in `cells`, `squashed` (their tanh) and `states`.
+    """Run one direction, the backward one if `back` is 1: fill in `cells`, `squashed` and `states`.
 
-    On entry the direction's half of `gates` holds the terms of the gates that come from the words.
+    `squashed` is tanh(cells); u and c are the weight and bias of the previous state. On entry the
+    direction's half of `gates` holds the terms of the gates that come from the words.
     They are overwritten by the gates.
     """
     hidden, done = u.shape[1], _done()
@@ -133,7 +135,8 @@ def _backwards(
 ) -> None:  # fmt: skip
     """Fill in one direction's half of `by_x`, the gradient with respect to the gates' inputs.
 
-    These inputs are the values before the gates' activation functions.
+    These inputs are the values before the gates' activation functions. `back` is 1 for the backward
+    direction, u the weight of the previous state, and `grad` is with respect to the layer's output.
     """
     hidden, done = u.shape[1], _done()
     turned = _padded(u)
@@ -152,7 +155,7 @@ def _backwards(
 
 
 def _by_state(by_x: Tensor, states: Tensor, places: Places, back: int) -> Tensor:
-    """Return the gradient with respect to the weight that multiplies the previous state."""
+    """Return the gradient with respect to u, the weight of the previous state, in one direction."""
     ends = places.at[1:] - 1 if back else places.at[:-1]
     before = states.roll(-1 if back else 1, 0)
     before[ends[places.at.diff() > 0]] = 0
@@ -161,7 +164,10 @@ def _by_state(by_x: Tensor, states: Tensor, places: Places, back: int) -> Tensor
 
 
 def _again(x: Tensor, lengths: Tensor, weights: list[Tensor], grad: Tensor) -> list[Tensor | None]:
-    """Return gradients that can be differentiated again, from states computed by `lstm_cells`."""
+    """Return the gradient with respect to each weight, with a graph.
+
+    `lstm_cells` computes the states again.
+    """
     mask = (torch.arange(x.shape[1], device="cpu") < lengths[:, None]).to(x.dtype)
 
     def states(*own: Tensor) -> Tensor:
@@ -185,7 +191,7 @@ def _blocks(places: Places) -> int:
 
 
 def _check(places: Places, gates: Tensor, hidden: int, *kept: Tensor) -> None:
-    """Raise ValueError unless the shapes match, so that C stays in bounds."""
+    """Raise ValueError for tensors of other shapes than C reads and writes."""
     checked(gates, len(places.of), 2 * LSTM_GATES * hidden)
     for t in kept:
         checked(t, len(places.of), hidden)

@@ -20,14 +20,14 @@ _WIDEST = 192  # most channels for which `products.c` is used
 
 
 def ours(*channels: int) -> bool:
-    """Return whether `products.c` computes products with this many channels."""
+    """Return whether `products.c`, not torch, computes products with these numbers of channels."""
     return max(channels) <= _WIDEST and faster()
 
 
 def packed(b: Tensor) -> Tensor:
-    """Return the right factors b [pairs, n, columns] of products in `products.c`'s packed layout.
+    """Return the right factors b [products, n, columns] in the packed layout of `products.c`.
 
-    They are float32 on the CPU, without gaps between pairs; n and columns are multiples of 16.
+    They are float32 on the CPU, without gaps between matrices; n and columns are multiples of 16.
     """
     (pairs, n, columns), out = b.shape, empty(*b.shape)
     sizes = (n, columns, b.stride(1), b.stride(2))

@@ -1,7 +1,7 @@
 """The loss of prototypical networks as one operation, by a C kernel if it applies.
 
 Otherwise torch operations compute it. In torch, the loss of a small net takes thirty operations on
-few numbers, and worker threads wait for Python's global lock at each of them.
+small tensors, and worker threads wait for Python's global lock at each of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def _logits(h: Tensor, y: Tensor, n: int, way: int) -> Tensor:
 
 
 class _Loss(torch.autograd.Function):
-    """Computes loss, accuracy and the loss's gradient, for one episode or a stack of episodes."""
+    """Computes (loss, accuracy, gradient of the loss with respect to the features h).
+
+    Leading dimensions of h and y stack episodes.
+    """
 
     @staticmethod
     def forward(h: Tensor, y: Tensor, n: int, way: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,7 +74,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save the gradient for `backward`, and the arguments for its derivative."""
+        """Save the gradient for `backward`, and h and y for the second derivative."""
         h, y, *ctx.sizes = inputs
         _, right, dh = output
         ctx.mark_non_differentiable(right)
@@ -99,7 +102,7 @@ class _Loss(torch.autograd.Function):
 def _by_rows(u: Tensor, h: Tensor, y: Tensor, n: int, way: int) -> Tensor:
     """Return the loss's Hessian times `u`, computed by torch operations.
 
-    It is the gradient of sum(u * dloss/dh) with respect to the features h; `u` has their shape.
+    It is the gradient of sum(u * dloss/dh) with respect to the features h; u has the shape of h.
     """
 
     def one(u: Tensor, h: Tensor, y: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class Repeats(NamedTuple):
         return of_rows.index_select(0, self.which)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return [u, k]: for each distinct row, the sum of x [n * L, k] over the equal rows."""
+        """Return [u, k]: for each distinct row, the sum of x [n * L, k] over its occurrences."""
         if x.dtype != torch.float32 or x.dim() != 2 or len(x) != len(self.which):
             raise ValueError(
                 f"rows are {x.dtype} {list(x.shape)}; expected float32 [{len(self.which)}, .]"

@@ -71,7 +71,11 @@ def stem(conv_p: Tree, norm_p: Tree, s: Tree, x: Tensor, mode: Mode) -> tuple[Te
 
 
 class _Stem(torch.autograd.Function):
-    """Computes (y, mean, variance) from (x, filters, weight, bias); only y has a gradient."""
+    """Computes y = relu(max_pool2d(batch_norm(conv2d(x, filters)), 2)), and the batch statistics.
+
+    `weight` and `bias` are those of the norm; the statistics are the mean and the biased variance
+    of the convolution's output. Only y has a gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Any:
@@ -144,7 +148,7 @@ def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
 
 
 def _call(name: str, ins: Sequence[Tensor], rest: Sequence[float], outs: Sequence[Tensor]) -> None:
-    """Call a kernel in this thread."""
+    """Call the kernel `fedshot_<name>` in this thread; `rest` are its numeric arguments."""
     getattr(library(), f"fedshot_{name}")(*_addresses(ins), *rest, *_addresses(outs))
 
 
@@ -152,9 +156,10 @@ def _shared(
     name: str, n: int, ins: Sequence[Tensor], sizes: Sequence[int], outs: Sequence[Tensor | None],
     *, numbers: int,
 ) -> None:  # fmt: skip
-    """Run a kernel over n images, or n groups of images, in several threads.
+    """Run the kernel `fedshot_<name>` over n images, or n groups of images, in several threads.
 
-    The number of threads depends on `numbers`, the number of tensor elements.
+    `sizes` are its integer arguments. The number of threads depends on `numbers`, the number of
+    tensor elements.
     """
     kernel = getattr(library(), f"fedshot_{name}")
     shared(n, kernel, _addresses(ins), sizes, _addresses(outs), numbers=numbers)

@@ -148,7 +148,10 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def checked(t: Tensor, *shape: int) -> int:
-    """Return the address of a contiguous float32 tensor; raise ValueError for any other tensor."""
+    """Return the address of t.
+
+    Raises ValueError unless t is contiguous, float32, on the CPU, and of this shape.
+    """
     if not t.is_contiguous() or t.shape != shape or t.dtype != torch.float32 or not t.is_cpu:
         raise ValueError(
             f"the kernels were given {t.dtype} on {t.device}, shape {list(t.shape)}, strides "
@@ -164,7 +167,7 @@ def each(
 ) -> None:  # fmt: skip
     """Run a kernel over the n images of `ins[0]`, in several threads if they are large.
 
-    The kernel receives the integers `sizes` and then the numbers `rule`. The last of `sizes` is
+    The kernel receives the integers `sizes` and then the floats `rule`. The last of `sizes` is
     the number of channels, which is the length of the vectors in `ins`.
     """
     for t in ins:
@@ -202,7 +205,8 @@ def shared(
 ) -> None:  # fmt: skip
     """Run a kernel over n items, such as images or columns, in as many threads as torch uses.
 
-    It uses fewer threads if `numbers`, the number of tensor elements, is small.
+    `ins` and `outs` are addresses, and `rest` are the kernel's numeric arguments. It runs in fewer
+    threads if `numbers`, the number of tensor elements, is small.
     """
     threads = min(torch.get_num_threads(), n)
     if numbers is not None:
@@ -225,7 +229,7 @@ def in_threads(work: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
 def _numbers(
     n: int, kernel: Callable[..., None], ins: list[int], rule: Sequence[float], outs: list[int]
 ) -> None:
-    """Run a kernel over n numbers, in several threads if n is large."""
+    """Run a kernel over n tensor elements, in several threads if n is large."""
     _share(n, min(torch.get_num_threads(), n // _MANY), kernel, ins, rule, outs)
 
 
@@ -233,7 +237,7 @@ def _share(
     n: int, threads: int, kernel: Callable[..., None],
     ins: Sequence[int], rest: Sequence[float], outs: Sequence[int],
 ) -> None:  # fmt: skip
-    """Run a kernel over the range 0 to n, split among this thread and others."""
+    """Run a kernel over range(n), split among `threads` threads, of which this is one."""
     if threads <= 1:
         kernel(*ins, 0, n, *rest, *outs)
         return

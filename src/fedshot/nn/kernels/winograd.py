@@ -47,8 +47,9 @@ _SMALL = 96  # tiles in a block of `tiles.c`
 def fits(x: Tensor, filters: Tensor) -> bool:
     """Whether the kernels support these inputs and filters, and no second derivative is needed.
 
-    x is float32 [n, c, h, w] on a CPU and channels last, under no transform of `torch.func`. Both
-    numbers of channels must be at least 64, or at least 32 where `products.faster` is true.
+    x is float32 [n, c, h, w] on a CPU and channels last, under no transform of `torch.func`. The
+    numbers of input and of output channels must be multiples of 16, and at least 64, or at least 32
+    where `products.faster` is true.
     """
     return (
         filters.shape[2:] == (3, 3)
@@ -106,7 +107,7 @@ class _Tiles(NamedTuple):
 
 
 class _Conv(torch.autograd.Function):
-    """The convolution of x [n, c, h, w], with or without a bias."""
+    """Computes the 3x3 convolution of x [n, c, h, w], with or without a bias."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, filters: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -140,7 +141,8 @@ def _folded(filters: Tensor) -> Tensor:
 def _apply(x: Tensor, u: Tensor, bias: Tensor | None, *, turned: bool = False) -> Tensor:
     """Return the convolution [n, f, h, w] of x with transformed filters u [16, c, f].
 
-    The result is channels last. `turned` rotates the filters by 180 degrees, for the gradient of x.
+    The result is channels last. `turned` rotates the filters by 180 degrees,
+    for the gradient with respect to x.
     """
     (n, c, h, w), f, turn = x.shape, u.shape[2], int(turned)
     y, tiles = empty(n, h, w, f), _Tiles(n, h, w)
@@ -171,7 +173,10 @@ def _apply(x: Tensor, u: Tensor, bias: Tensor | None, *, turned: bool = False) -
 
 
 def _by_filters(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of the filters [f, c, 3, 3]; dy [n, f, h, w] is that of the output."""
+    """Return the gradient with respect to the filters, [f, c, 3, 3].
+
+    dy [n, f, h, w] is that with respect to the output.
+    """
     (n, c, h, w), f = x.shape, dy.shape[1]
     tiles = _Tiles(n, h, w)
     if ours(c, f):
@@ -206,7 +211,10 @@ def _by_filters(x: Tensor, dy: Tensor) -> Tensor:
 
 
 def _groups(name: str, filters: int, given: Tensor, found: Tensor) -> None:
-    """Run the kernel `name`, which computes `found` from the filters `given`, 16 at a time."""
+    """Fill `found` from `given` by the kernel `name`, which transforms 16 filters at a time.
+
+    `filters` is the number of 3x3 filters.
+    """
     kernel, n = getattr(library(), f"fedshot_winograd_{name}"), filters // _GROUP
     shared(n, kernel, [given.data_ptr()], [filters], [found.data_ptr()], numbers=16 * filters)
 
@@ -214,7 +222,8 @@ def _groups(name: str, filters: int, given: Tensor, found: Tensor) -> None:
 def _transform(name: str, x: Tensor, first: int, room: Tensor, *rest: int) -> None:
     """Fill `room` [16, tiles, c] with transformed tiles of the feature maps x.
 
-    `first` is the first of these tiles, and `name` the kernel.
+    `first` is the index of the first of these tiles, `name` is the kernel, and `rest` are the
+    kernel's last arguments.
     """
     kernel, (_, c, h, w) = getattr(library(), f"fedshot_winograd_{name}"), x.shape
     sizes = (first, h, w, c, room.stride(0), *rest)

@@ -59,7 +59,10 @@ class Backbone(Protocol):
 
     @property
     def norm_policies(self) -> tuple[str, ...]:
-        """The batch-norm policies with different results; ("running",) without batch norm."""
+        """The values of `Model.norm_policy` that make a difference.
+
+        They are ("running",) without batch norm.
+        """
         ...
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
@@ -130,7 +133,7 @@ class MLP:
 class Adapter:
     """A residual adapter on given features h: h + U relu(D h), with U zero at the start.
 
-    Training starts at the features of the encoder, where an `mlp` starts at random layers on them.
+    Training starts from the encoder's features, whereas an `mlp` starts with random layers on them.
     Source: Houlsby et al. 2019, Parameter-Efficient Transfer Learning for NLP (ICML), with ReLU.
 
     Args:
@@ -214,7 +217,7 @@ class Conv4:
         return self.features or self._flat(shape)
 
     def positions(self, shape: Shape) -> int:
-        """Return the number of pixels of the last feature map; 1 with a last linear layer.
+        """Return the number of pixels of the last feature map; 1 if a linear layer follows it.
 
         The features are ordered channel by channel.
         """

@@ -86,7 +86,7 @@ def _scanned(
     mask: Tensor,
     backward: bool = False,
 ) -> tuple[Any, Tensor]:
-    """Return (last state, outputs [n, L, hidden]) of a loop whose step is traced only once.
+    """Return (last state, outputs [n, L, hidden]) of a loop over words, traced only once.
 
     This is for export: a Python loop would be traced word by word, which takes minutes and unrolls
     the program.

@@ -26,8 +26,9 @@ def step_flops(model: Model, examples: int) -> int:
     They are counted in the convolutions and matrix products of a forward pass of two examples, and
     scaled to `examples`. The number is multiplied by three, because a backward pass has two
     products for each product of the forward pass. Recurrent layers are small and not counted, so
-    the number for texts is 0. The forward pass is in float64, for which torch operations run
-    instead of the C kernels, which modules lack.
+    the number for texts is 0. The forward pass is in float64, because the C kernels, which cannot
+    be counted, then give way to torch operations. A user's module runs no C kernels and keeps its
+    dtype.
     """
     if model.table is not None:
         return 0

@@ -31,8 +31,8 @@ class FunctionalModule:
     """A module that is called as `f(params, stats, x, mode)`, by several threads at once.
 
     Args:
-        module: the module, which is changed.
-        choose: returns the names of the trained parameters.
+        module: the module, whose layers are replaced in place.
+        choose: returns the names of the trained parameters of the changed module.
         own_norm: whether batch norm follows the mode; else it uses its own running statistics.
     """
 
@@ -82,7 +82,7 @@ class FunctionalModule:
             self._free.append((module, run))
 
     def constants_on(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return the tensors that are not trained, on a device, floats with this type."""
+        """Return the tensors that are not trained, by name, on a device; floats are `dtype`."""
         if device not in self._placed or self._placed[device][0] != dtype:
             placed = {
                 name: plain(leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype))
@@ -94,7 +94,7 @@ class FunctionalModule:
 
 @dataclass
 class _Pass:
-    """What the layers of one forward pass share."""
+    """What the replaced layers share during one forward pass."""
 
     mode: Mode = field(default_factory=Mode)
     stats: dict[str, Tree] = field(default_factory=dict)  # by name of the layer
@@ -112,7 +112,7 @@ class _Norm(nn.Module):
         self.name, self.run, self.eps, self.momentum = name, run, layer.eps, layer.momentum
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return batch norm of x [n, c, ...]; keep the statistics in the pass."""
+        """Return batch norm of x [n, c, ...]; store the updated statistics in the `_Pass`."""
         p, s = {"weight": self.weight, "bias": self.bias}, self.run.stats.get(self.name, {})
         assert self.momentum is not None
         y, after = batch_norm(p, s, x, self.run.mode, self.eps, self.momentum)
@@ -129,7 +129,10 @@ class _Dropout(nn.Module):
         self.rate, self.site, self.run = rate, site, run
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with some elements set to 0 in training, others at each call in a pass."""
+        """Return x, in training with random elements set to 0.
+
+        Each call in a pass draws a mask of its own.
+        """
         mode = self.run.mode
         if mode.train:
             before = self.run.calls.get(self.site, 0)
@@ -139,7 +142,10 @@ class _Dropout(nn.Module):
 
 
 def _replace_layers(module: nn.Module, run: _Pass, own_norm: bool) -> dict[str, Tree]:
-    """Replace dropout, and batch norm if `own_norm`; return its running statistics by layer."""
+    """Replace dropout layers, and batch-norm layers if `own_norm`.
+
+    Returns the running statistics of the replaced batch-norm layers, by name of the layer.
+    """
     stats: dict[str, Tree] = {}
     made: dict[int, nn.Module] = {}
     for name, layer in list(module.named_modules(remove_duplicate=False)):

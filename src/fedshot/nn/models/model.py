@@ -99,7 +99,7 @@ class Model:
 
     @property
     def kind(self) -> Literal["images", "text", "features"]:
-        """The kind of the examples: texts have a `table`, and features a shape of one number."""
+        """The kind of the examples: text if there is a `table`, features if `shape` is (d,)."""
         if self.table is not None:
             return "text"
         return "features" if len(self.shape) == 1 else "images"

@@ -42,7 +42,7 @@ class ModuleBackbone(UserModule):
 
     Args:
         tune: which parameters are trained and exchanged; the others stay as they are and are never
-            sent. "all" of them; none; those of the "head", the last layer that has any; those of
+            sent. "all" or "none"; those of the "head", the last layer that has any; those of
             each normalisation layer ("norm"); each "bias"; or low-rank adapters of linear layers
             ("lora"), which the library peft of the extra `encoders` adds. A parameter that requires
             no gradient is not trained. Batch norm follows model.norm_policy with "all" and "norm";
@@ -88,7 +88,10 @@ class ModuleBackbone(UserModule):
 
     @property
     def net(self) -> FunctionalModule:
-        """The module as a function. Raises ConfigError as `module`, or if its hash differs."""
+        """The module as a function.
+
+        Raises ConfigError as `module` does, or if the module's hash differs from `digest`.
+        """
         return self._loaded[0]
 
     @cached_property
@@ -142,7 +145,7 @@ class ModuleBackbone(UserModule):
 
     @property
     def vmappable(self) -> bool:
-        """Whether the module runs under `torch.func.vmap`, on the examples it was tried on."""
+        """Whether the module runs under `torch.func.vmap`, for all example shapes tried so far."""
         for shape in self._widths:
             if shape not in self._stackable:
                 self._stackable[shape] = self._runs_stacked(shape)
@@ -173,7 +176,7 @@ class ModuleBackbone(UserModule):
         return ("running", "support", "transductive") if self.net.stats else ("running",)
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
-        """Return the module's own weights and running statistics; only adapters are drawn."""
+        """Return the module's own weights and running statistics; only adapters are random."""
         self.out_features(shape)  # refuse a module that does not fit the data
         params = {name: leaf.to(dtype, copy=True) for name, leaf in self.net.trained.items()}
         for name, leaf in params.items():
@@ -185,7 +188,7 @@ class ModuleBackbone(UserModule):
         return _nested(params), _nested(stats)
 
     def out_features(self, shape: Shape) -> int:
-        """Return the number of features. Raises ConfigError if the module gives none."""
+        """Return the number of features. Raises ConfigError if the module returns none."""
         if shape not in self._widths:
             self._widths[shape] = self._tried(shape)
         return self._widths[shape]
@@ -251,7 +254,7 @@ class ModuleBackbone(UserModule):
 
 
 def held_backbone(options: Any, module: Any) -> ModuleBackbone:
-    """Return the options of a backbone with a module that a Python program passes.
+    """Return the options of a backbone, with the module that a Python program passed.
 
     `module` is a `torch.nn.Module`, or a function that returns one.
     """
@@ -324,7 +327,7 @@ def _nested(flat: Mapping[str, Tree]) -> Tree:
 
 
 def _by_layer(stats: Tree, name: str) -> Iterator[tuple[str, Tree]]:
-    """Yield (name of the layer, its {"mean", "var"}) of nested statistics."""
+    """Yield (layer name, its {"mean", "var"}) from nested statistics of the submodule `name`."""
     for part, node in stats.items():
         at = f"{name}.{part}" if name else part
         if node.keys() == {"mean", "var"} and isinstance(node["mean"], Tensor):
