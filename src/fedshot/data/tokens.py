@@ -21,7 +21,7 @@ Table: TypeAlias = npt.NDArray[np.float32]
 
 
 class Numbers(dict[str, int]):
-    """Numbers words or names, starting at 0, in the order of their first lookup."""
+    """A dictionary that gives each new word or name the next number, starting at 0."""
 
     def __missing__(self, word: str) -> int:
         self[word] = number = len(self)

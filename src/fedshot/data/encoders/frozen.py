@@ -92,7 +92,7 @@ class Network(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadedEncoder:
-    """A frozen network, which is read when it is first used: features may be in the cache.
+    """A frozen network, read only when it is first used, because features may be in the cache.
 
     Args:
         options: the options, with the hash of the encoder.
@@ -141,7 +141,7 @@ def colour(images: Pixels) -> Pixels:
 
 
 def hash_weights(module: nn.Module) -> str:
-    """Return a SHA-256 of a module's layers, parameters and buffers, also those it never saves.
+    """Return a SHA-256 of a module's layers, parameters and buffers, non-persistent ones, too.
 
     Raises ConfigError if its `state_dict` holds anything but tensors.
     """

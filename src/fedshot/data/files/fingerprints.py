@@ -20,7 +20,10 @@ _FRESH = 2.0  # seconds; a file changed more recently may change again with the 
 
 
 class Fingerprints:
-    """SHA-256 hashes of files' contents, stored in a JSON file with a hash of sizes and times."""
+    """SHA-256 hashes of files' contents, kept in the JSON file `path`.
+
+    Each is stored with a hash of the file's size and time stamps, which tells whether it is valid.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -74,7 +77,7 @@ def _hash_folder(path: Path) -> str:
 
 
 def _stamp(source: Path) -> tuple[str, float]:
-    """Return a hash of all sizes and time stamps, and the latest modification time in seconds."""
+    """Return (hash of the files' sizes and time stamps, latest modification time in seconds)."""
     names = [""]
     if source.is_dir():
         with opened(source) as folder:

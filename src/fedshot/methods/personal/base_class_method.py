@@ -1,4 +1,4 @@
-"""Base classes of the personal methods: training on all samples, and one shared class numbering."""
+"""Abstract classes of personal methods: training on all samples, a classifier of base classes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
