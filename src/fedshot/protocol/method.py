@@ -166,7 +166,10 @@ class Method(ABC, Generic[S]):
 
     @property
     def training(self) -> object:
-        """All options that training depends on; None if runs never share their training."""
+        """All options that training depends on; None if training cannot be shared.
+
+        Runs that differ only in other options, such as those of the test, can share one training.
+        """
         return None
 
     @property

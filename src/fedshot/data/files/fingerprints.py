@@ -56,13 +56,13 @@ class Fingerprints:
 
 
 def hash_file(path: Path, kind: str = "sha256") -> str:
-    """Return the hash of a file's bytes, as hex."""
+    """Return the hash of a file's bytes as hex; `kind` is the algorithm's name in hashlib."""
     with open_regular(path) as file:
         return hash_stream(file, kind)
 
 
 def hash_stream(file: Any, kind: str = "sha256") -> str:
-    """Return the hash of the remaining bytes of a stream, as hex."""
+    """Return the hash of the remaining bytes of a stream as hex; `kind` as in `hash_file`."""
     new = partial(hashlib.new, kind, usedforsecurity=False)
     return hashlib.file_digest(file, new).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Abstract classes of personal methods: training on all samples, a classifier of base classes."""
+"""What personal methods share: training on all samples, and a classifier of all base classes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
