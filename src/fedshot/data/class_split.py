@@ -21,7 +21,7 @@ _INTEGER = re.compile(r"([+-]?[0-9]{1,18})(?:\.0+)?")  # a name that is an integ
 
 @dataclass(frozen=True)
 class ClassSplit:
-    """Class numbers for training (`base`), selecting a round (`validation`) and testing (`novel`).
+    """Class numbers for training (`base`), model selection (`validation`) and testing (`novel`).
 
     The parts are disjoint. `validation` may be empty, and so may `novel` if clients are tested on
     their own classes.
@@ -119,7 +119,7 @@ class _Names:
         }
 
     def read(self, part: str, entry: str) -> Iterable[int]:
-        """Return the class numbers of one entry of a split."""
+        """Return the class numbers of an entry, such as "0-4"; errors name the split's `part`."""
         if entry in self._numbers:
             return (self._numbers[entry],)
         data, names = self._dataset, self._dataset.class_names
@@ -151,7 +151,7 @@ class _Names:
 
 
 def _shown(names: Sequence[str], classes: Sequence[int]) -> str:
-    """Return the names of the first few of `classes`, without numbers that do not exist."""
+    """Return, as text, the names of the first few of `classes` that exist, or "none"."""
     held = [repr(names[c]) for c in classes[: len(names)] if c < len(names)]
     return ", ".join(held[:_FEW]) + (", ..." if len(held) > _FEW else "") or "none"
 

@@ -255,7 +255,11 @@ def _check_features(name: str, x: Features) -> None:
 
 
 def check_classes(where: object, noun: str, y: Ints, names: Sequence[str], fix: str) -> None:
-    """Raise DataError if a class has no example; `where` is the file or folder of the data."""
+    """Raise DataError if one of the classes `names` does not occur in the labels `y`.
+
+    The message names `where`, the file or folder of the data, calls the examples `noun`, such as
+    "tweets", and ends with the sentence `fix`.
+    """
     missing = np.flatnonzero(np.bincount(y, minlength=len(names)) == 0).tolist()
     if missing:
         first = ", ".join(repr(names[c]) for c in missing[:_FEW])

@@ -21,7 +21,7 @@ Table: TypeAlias = npt.NDArray[np.float32]
 
 
 class Numbers(dict[str, int]):
-    """Numbers words or names, starting at 0, in the order of their first lookup."""
+    """A dictionary that gives each new word or name the next number, starting at 0."""
 
     def __missing__(self, word: str) -> int:
         self[word] = number = len(self)
@@ -30,11 +30,11 @@ class Numbers(dict[str, int]):
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Texts as word numbers, with the vectors of the words.
+    """Texts as word numbers (token ids), with the vectors of the words.
 
     Text i is `ids[offsets[i]:offsets[i + 1]]`, and the vector of word number w is `table[w]`. A
     text may be empty. `cut` is the maximum length of a text, and part of a model's input shape.
-    `words` are the words of the rows of `table` from FIRST_WORD on, if known. `dropped` is the
+    `words` are the words that belong to `table[FIRST_WORD:]`, if known. `dropped` is the
     number of words dropped because they have no vector. `words` and `dropped` are not hashed.
     """
 

@@ -108,10 +108,10 @@ def load() -> None:
 
 
 def load_file(word: str, named_by: str) -> list[str]:
-    """Load a file, unless it is loaded already, and return the names of its methods.
+    """Load the file `word`, unless it is loaded already, and return the names of its methods.
 
-    Error messages begin with `named_by`, the place that named the file. Raises ConfigError as
-    `load` does.
+    Error messages begin with `named_by`, such as the option that names the file. Raises
+    ConfigError as `load` does.
     """
     _load(word, named_by)
     file = Path(word).resolve()

@@ -38,7 +38,7 @@ class Aggregator(ABC):
 
 @dataclass(frozen=True)
 class PlainMean(Aggregator):
-    """The weighted mean: one dishonest client moves it as far as the guard's limit allows."""
+    """The weighted mean: a dishonest client moves it as far as the limit on replies allows."""
 
     exact: ClassVar[bool] = True
 
@@ -179,14 +179,15 @@ def most_dishonest(fraction: float, n: int) -> int:
 
 
 def _among(vectors: ClientVectors, fraction: float) -> int:
-    """Return f for a cohort whose replies are `vectors`: lost replies leave as many liars."""
+    """Return f for the replies `vectors`: that of the full cohort, but below half of them."""
     return min(most_dishonest(fraction, vectors.cohort), (len(vectors) - 1) // 2)
 
 
 def _by_coordinate(vectors: ClientVectors, cut: int) -> tuple[Tensor, Tensor]:
     """Return the mean of each coordinate without its `cut` largest and smallest values.
 
-    A client counts by the share of coordinates in which its value is not left out.
+    Also returns how much of each vector counts, [n]: the share of coordinates in which its value is
+    not left out.
     """
     n = len(vectors)
     found = torch.empty(vectors.length, dtype=torch.float64)
@@ -200,9 +201,10 @@ def _by_coordinate(vectors: ClientVectors, cut: int) -> tuple[Tensor, Tensor]:
 
 
 def _spread(squares: Tensor) -> float:
-    """Return the least median distance of a vector to all; if that is 0, the least above 0.
+    """Return the smallest of the vectors' median distances to all vectors, a scale of distances.
 
-    `squares` [n, n] are the squared distances. Less than half of the clients cannot enlarge it.
+    If it is 0, returns the smallest distance above 0. `squares` [n, n] are the squared distances.
+    Less than half of the clients cannot enlarge the result.
     """
     found = float(squares.median(1).values.min())
     if not found and squares.any():

@@ -76,12 +76,12 @@ class ClientVectors:
 
     @property
     def order(self) -> list[int]:
-        """The row numbers, sorted by client."""
+        """The vectors' positions in the order of arrival, sorted by client."""
         return sorted(range(len(self)), key=lambda row: self._arrived[row])
 
     @property
     def clients(self) -> list[int]:
-        """The clients, sorted."""
+        """The ids of the clients whose vectors have arrived, sorted."""
         return [self._arrived[row][0] for row in self.order]
 
     @property
@@ -121,7 +121,7 @@ class ClientVectors:
         return found
 
     def dots(self, vector: Tensor) -> Tensor:
-        """Return the products of `vector` [length] with each client's vector, [n] in float64."""
+        """Return the inner products of `vector` [length] and each client's vector, float64 [n]."""
         found = torch.zeros(len(self), dtype=torch.float64)
         for at, block in self.blocks():
             found += block.double() @ vector[at]

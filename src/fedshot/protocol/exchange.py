@@ -126,7 +126,7 @@ class Masking:
 
     Args:
         clients: the clients whose masks cancel in the sum, if all of their replies arrive.
-        cohort: number of clients whose replies may be added; it sets the scale of the integers.
+        cohort: number of clients whose replies may be added; it sets the sum's fixed-point scale.
         reduce: the reducer of each part of a reply before it is masked, a `Mean` or `Sum`.
     """
 
@@ -205,7 +205,7 @@ class Sealable(Protocol):
         ...
 
     def rewind(self, round: int, sha: str) -> None:
-        """Return to the states that `seal` committed under this hash; drop all later states."""
+        """Roll back to the states that `seal` committed under this hash; drop all later states."""
         ...
 
 
@@ -244,7 +244,7 @@ class Fleet(Sealable, Protocol):
 
 @dataclass(frozen=True)
 class Outcome(Mapping[str, Tree]):
-    """The reduced parts by name, with the accepted clients, faults, weight and metrics."""
+    """The reduced parts by name, the accepted clients and their total weight, faults, metrics."""
 
     parts: Mapping[str, Tree]
     accepted: tuple[int, ...]

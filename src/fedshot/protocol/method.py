@@ -65,11 +65,11 @@ class Traits:
             not from the images that the partition assigns to them.
         stores_client_models: `stored_model(server, clients, i)` returns the model that the server
             stores for client i.
-        gathers: an exchange and a part of its replies of which the server needs each client's, not
-            only a sum, such as ("train", "model"); None if there is none. Secure sums then cannot
-            be used.
+        gathers: a client function and a part of its replies that the server needs from each client
+            separately, not only as a sum, such as ("train", "model"); None if there is none. Secure
+            sums then cannot be used.
         subtracts_own: a client subtracts its own upload from the mean that it receives, so the mean
-            must have the true weights.
+            must be weighted by the clients' actual weights.
         unstackable: why the fleet "vectorised", which stacks clients, cannot run the method; "" if
             it can.
         warnings: messages that a run prints before round 1.
@@ -166,7 +166,10 @@ class Method(ABC, Generic[S]):
 
     @property
     def training(self) -> object:
-        """All options that training depends on; None if runs never share their training."""
+        """All options that training depends on; None if training cannot be shared.
+
+        Runs that differ only in other options, such as those of the test, can share one training.
+        """
         return None
 
     @property
@@ -417,5 +420,5 @@ def predict_at_clients(
 def predict_all(
     predict: Callable[[EvalEpisode], Tensor], eval_episodes: Mapping[str, EvalEpisode]
 ) -> dict[str, Tensor]:
-    """Return the logits of each episode, float32 [queries, way], by the episode's name."""
+    """Return the logits of each episode, float32 [queries, way], by its key in `eval_episodes`."""
     return {u: predict(eval_episode).detach().float() for u, eval_episode in eval_episodes.items()}

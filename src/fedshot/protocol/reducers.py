@@ -203,7 +203,7 @@ def _largest(leaf: Tensor) -> float:
 
 
 class FixedPoint:
-    """A running sum in integers, and the exact sum of the weights.
+    """A running sum in fixed point (int64, scaled by 2**bits), and the exact sum of the weights.
 
     No valid sum exceeds `MAX_SUM` in absolute value.
     """
@@ -234,12 +234,12 @@ class FixedPoint:
         self.weight += Fraction(weight)
 
     def integers(self) -> Tensor:
-        """Return the integers of the sum, int64 [n], in the order of the leaves."""
+        """Return the sum in fixed point, int64 [n]: its leaves, flattened and concatenated."""
         return torch.cat([torch.zeros(0, dtype=torch.int64),
                           *(leaf.reshape(-1) for leaf in tree.leaves(self.total))])  # fmt: skip
 
     def replace(self, integers: Tensor, weight: Fraction) -> None:
-        """Replace the sum by integers in the order of `integers`, and the sum of the weights."""
+        """Set the sum, in the form that the method `integers` returns, and the sum of weights."""
         leaves = tree.leaves(self.total)
         pieces = torch.split(integers, [leaf.numel() for leaf in leaves])
         shaped = [piece.view(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]

@@ -1,7 +1,7 @@
 """Robust reducers, which take the place of `Mean`, and of a `Sum` by class, in training.
 
-Of a part under `Mean`, all leaves together are one vector for each client, and each part has its
-own aggregate. Class prototypes are uploaded as a part "sums" [classes, d], with the numbers of
+All leaves of a part that `Mean` reduces form one vector for each client, and each part has its own
+aggregate. Class prototypes are uploaded as a part "sums" [classes, d], with the numbers of
 examples or clients in a part "counts" [classes]. There each class has its own aggregate: of the
 means sums / counts of the clients with the class. The result is that mean times the sum of the
 counts, so a method that divides by the counts gets the robust prototype.
@@ -26,15 +26,16 @@ from fedshot.protocol.reducers import Accumulator, Mean, Reducer, Sum
 
 SUMS, COUNTS = "sums", "counts"
 Where: TypeAlias = tuple[int, str, str]
-"""Number of the exchange in its round, name of the client work, and of the part."""
+"""(Number of the exchange in its round, name of the client function, name of the part)."""
 
 
 @dataclass(frozen=True)
 class Influences:
     """What each client contributed to the aggregate of one part in one exchange of a round.
 
-    `norms` are the norms of the clients' vectors, `cosines` those of the angles to the aggregate,
-    and `kept` says how much of each vector counted, from 0 to 1; all by client.
+    `norms` are the norms of the clients' vectors, `cosines` the cosines of their angles to the
+    aggregate, and `kept` says how much of each vector counted, from 0 to 1; all by client. `work`
+    is the name of the client function.
     """
 
     exchange: int
@@ -72,9 +73,9 @@ class Aggregation:
     measured: list[Influences] = field(default_factory=list)
 
     def reducers(self, work: str, number: int, reduce: Mapping[str, Reducer]) -> dict[str, Reducer]:
-        """Return the reducers of an exchange with the robust ones in their places.
+        """Return the reducers of an exchange, with robust ones in place of `Mean` and `Sum`.
 
-        `number` is that of the exchange in its round.
+        `work` is the name of the client function, `number` that of the exchange in its round.
 
         Raises ConfigError if a part of the exchange has no robust aggregate.
         """
@@ -158,7 +159,7 @@ class _RobustVector:
 
 @dataclass(frozen=True)
 class RobustSums(Sum):
-    """Sums by class [classes, d] whose quotients by the counts are aggregated robustly."""
+    """Sums by class [classes, d]; the means, sums / counts, are aggregated robustly."""
 
     aggregation: Aggregation = field(kw_only=True)
     where: Where = field(kw_only=True)

@@ -38,7 +38,7 @@ class EncoderOptions(ABC):
     digest: str | None = None
 
     def load(self, kind: Kind, device: str, data_dir: Path | None = None) -> LoadedEncoder:
-        """Load the encoder of images or raw texts; its `options` are those that a run records.
+        """Load the encoder for data of `kind`; the result's `options` are those to record in a run.
 
         Models on a hub are looked for in the folder `encoders` of `data_dir` first.
 
@@ -72,7 +72,7 @@ class EncoderOptions(ABC):
 
     @abstractmethod
     def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
-        """Load the encoder of images or raw texts, as `load`, without a check of its hash."""
+        """Load the encoder for images or raw texts, as `load` does, but do not check its hash."""
 
     def recorded(self, facts: Mapping[str, Any], **known: Any) -> Self:
         """Return a copy of these options in which `digest` is the SHA-256 of `facts`.
@@ -92,7 +92,7 @@ class Network(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadedEncoder:
-    """A frozen network, which is read when it is first used: features may be in the cache.
+    """A frozen network, read only when it is first used, because features may be in the cache.
 
     Args:
         options: the options, with the hash of the encoder.
@@ -141,7 +141,7 @@ def colour(images: Pixels) -> Pixels:
 
 
 def hash_weights(module: nn.Module) -> str:
-    """Return a SHA-256 of a module's layers, parameters and buffers, also those it never saves.
+    """Return a SHA-256 of a module's layers, parameters and buffers, non-persistent ones, too.
 
     Raises ConfigError if its `state_dict` holds anything but tensors.
     """

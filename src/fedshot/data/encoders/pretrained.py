@@ -32,7 +32,7 @@ class ModelFolder(NamedTuple):
 def model_folder(path: str, revision: str | None, data_dir: Path | None) -> ModelFolder:
     """Return the folder of a model: `path`, `data_dir/encoders/path`, or downloaded from the hub.
 
-    A revision is always that of the hub.
+    Only models on the hub have revisions: with `revision`, `data_dir` is not searched.
 
     Raises ConfigError if there is no such model, the hub cannot be reached, or the weights are not
     safetensors.

@@ -102,7 +102,7 @@ def _shares(
 
 @dataclass(frozen=True, eq=False)
 class GroupTasks(Tasks):
-    """Test episodes with the number of the client that holds each image."""
+    """Test episodes, and for each image the number of the client in the group that holds it."""
 
     support_held: Rows
     query_held: Rows

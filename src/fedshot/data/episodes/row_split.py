@@ -10,7 +10,7 @@ from fedshot.data.dataset import Dataset, Ints
 
 @dataclass(frozen=True, eq=False)
 class RowSplit:
-    """Row numbers for training (`base`), selecting a round (`validation`) and testing (`novel`).
+    """Row numbers for training (`base`), model selection (`validation`) and testing (`novel`).
 
     The parts have different classes, or the same classes and different users.
     """

@@ -35,11 +35,11 @@ class SampledRows(NamedTuple):
 
 
 class _Usable(NamedTuple):
-    """The classes with enough rows."""
+    """The classes with enough rows for an episode."""
 
     positions: Ints  # indices into `ClassIndex.classes`
-    starts: Ints
-    counts: Ints
+    starts: Ints  # where the rows of each class start in the rows sorted by class
+    counts: Ints  # number of rows of each class
 
 
 class ClassIndex:

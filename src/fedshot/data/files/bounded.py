@@ -65,7 +65,7 @@ def naming_damage(path: Path, kind: str) -> Iterator[None]:
 def unzipped(path: Path, ratio: int = _RATIO) -> Iterator[Stream]:
     """Open a file; decompress it if its first bytes are those of gzip.
 
-    Reading more than `max_unpacked` bytes of a gzipped file raises DataError.
+    Reading more than `max_unpacked(path, ratio)` bytes of a gzipped file raises DataError.
     """
     with open_regular(path) as file:
         gzipped = file.read(2) == b"\x1f\x8b"
@@ -87,7 +87,7 @@ def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def max_unpacked(path: Path, ratio: int = _RATIO) -> int:
-    """Return the maximum number of bytes that a compressed file may expand to."""
+    """Return how many bytes a file may expand to: `ratio` times its size, plus a constant."""
     return _FREE + ratio * path.stat().st_size
 
 
@@ -153,7 +153,7 @@ def check_size(path: Path, name: str, size: int, limit: int, fix: str = _FETCH) 
 def check_member(
     path: Path, member: zipfile.ZipInfo, limit: int | None = None, fix: str = _FETCH
 ) -> None:
-    """Raise DataError if a member of a zip file is encrypted, too large, or not deflated or stored.
+    """Raise DataError if a zip member is encrypted, too large, or neither stored nor deflated.
 
     `limit` is the maximum number of bytes of the member; None for `max_unpacked`. `fix` is the last
     sentence of the error for a member that is too large.

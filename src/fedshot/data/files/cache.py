@@ -237,7 +237,7 @@ def _sha(about: Mapping[str, Any]) -> str:
 
 
 def writable(folder: Path, otherwise: str) -> bool:
-    """Whether the cache folder is writable; if not, print a notice of what happens `otherwise`."""
+    """Whether the cache folder is writable; if not, print that, and what happens: `otherwise`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f"probe-{_unique()}"

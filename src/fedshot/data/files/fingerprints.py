@@ -20,7 +20,10 @@ _FRESH = 2.0  # seconds; a file changed more recently may change again with the 
 
 
 class Fingerprints:
-    """SHA-256 hashes of files' contents, stored in a JSON file with a hash of sizes and times."""
+    """SHA-256 hashes of files' contents, kept in the JSON file `path`.
+
+    Each is stored with a hash of the file's size and time stamps, which tells whether it is valid.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -53,13 +56,13 @@ class Fingerprints:
 
 
 def hash_file(path: Path, kind: str = "sha256") -> str:
-    """Return the hash of a file's bytes, as hex."""
+    """Return the hash of a file's bytes as hex; `kind` is the algorithm's name in hashlib."""
     with open_regular(path) as file:
         return hash_stream(file, kind)
 
 
 def hash_stream(file: Any, kind: str = "sha256") -> str:
-    """Return the hash of the remaining bytes of a stream, as hex."""
+    """Return the hash of the remaining bytes of a stream as hex; `kind` as in `hash_file`."""
     new = partial(hashlib.new, kind, usedforsecurity=False)
     return hashlib.file_digest(file, new).hexdigest()
 
@@ -74,7 +77,7 @@ def _hash_folder(path: Path) -> str:
 
 
 def _stamp(source: Path) -> tuple[str, float]:
-    """Return a hash of all sizes and time stamps, and the latest modification time in seconds."""
+    """Return (hash of the files' sizes and time stamps, latest modification time in seconds)."""
     names = [""]
     if source.is_dir():
         with opened(source) as folder:

@@ -144,7 +144,7 @@ def decode(
 def open_image(
     source: Path | bytes, name: object, formats: tuple[str, ...] = FORMATS
 ) -> Iterator[Image.Image]:
-    """Open an image. A DataError names it if opening fails, or decoding inside the context."""
+    """Open an image. Raises DataError, which names it, if opening or later decoding fails."""
     with (
         readable(name),
         BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file,

@@ -32,7 +32,7 @@ def shares(clients: int, alpha: float, rng: np.random.Generator) -> npt.NDArray[
 
 
 def counts(q: npt.NDArray[np.float64], n: int) -> Ints:
-    """Return int64 [K] that sum to `n` in the proportions `q`, by the largest-remainder method.
+    """Divide `n` in the proportions `q` by the largest-remainder method; return counts, int64 [K].
 
     Each share of `n` is rounded down, and the rest goes to the largest fractions, one each. All
     clients are treated alike: if the distribution of `q` is symmetric, all clients have the same

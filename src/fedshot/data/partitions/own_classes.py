@@ -186,7 +186,8 @@ class _ClassPool:
 def _split(drawn: _Drawn, clients: int, validated: bool) -> ClientSplit:
     """Divide each client's images of a class among training, test and validation.
 
-    An entry of `drawn` gives n rows for training, 2 n for the test, and the rest for validation.
+    An entry (client, rows, n) of `drawn` gives the first n rows for training, the next 2 n for the
+    test, and the rest for validation, which is None unless `validated`.
     """
     clients_of = np.array([client for client, _, _ in drawn])
 

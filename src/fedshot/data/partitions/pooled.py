@@ -208,7 +208,11 @@ class WholeClasses:
 
 
 def _whole(indices: Ints, labels: Ints, clients: int | None, what: str, key: Key) -> ClientSplit:
-    """Assign all rows of a label to one client; each client gets equally many labels, at random."""
+    """Assign all rows of a label to one client, drawn at random.
+
+    Clients' numbers of labels differ by at most one. If `clients` is None, client k has the k-th
+    label. Raises DataError, which calls the labels `what`, for more clients than labels.
+    """
     found, group = np.unique(labels, return_inverse=True)
     groups = len(found)
     if clients is None:

@@ -53,15 +53,19 @@ class Glyphs(Source):
 
 
 def _whole(name: str, low: int, high: int, *shape: int) -> Ints:
-    """Draw integers of `shape` uniformly from `low` to `high`, up to a bias of 2^-32."""
+    """Draw an array of integers, uniform from `low` to `high` up to a bias of 2^-32.
+
+    `name` selects the bit stream.
+    """
     raw = Key(0).at("glyphs", name).numpy().bit_generator.random_raw(int(np.prod(shape)))
     numbers = (raw >> np.uint64(32)) * np.uint64(high - low + 1) >> np.uint64(32)
     return low + numbers.astype(np.int64).reshape(shape)
 
 
 def _curves(y: Ints) -> tuple[Ints, Ints]:
-    """Return points [n, strokes, steps + 1, 2] on the strokes of drawings, and pen radii [n].
+    """Return points [n, strokes, steps + 1, 2] on the strokes of n drawings, and pen radii [n].
 
+    `y` [n] are the characters that are drawn, and points are (row, column) in fractions of a pixel.
     A stroke is a quadratic Bezier curve. A character with fewer strokes repeats its first stroke.
     """
     n = len(y)
@@ -84,7 +88,7 @@ def _curves(y: Ints) -> tuple[Ints, Ints]:
 
 
 def _drawn(points: Ints, pen: Ints) -> Pixels:
-    """Return images [n, size, size, 1] with a disc of ink, faded at the edge, at each point."""
+    """Return images [n, size, size, 1] with a soft-edged disc of radius `pen` at each point."""
     n = len(points)
     side = _SIZE + 2  # one pixel of margin, for ink beyond the border
     images = np.zeros((n, side * side), dtype=np.uint8)

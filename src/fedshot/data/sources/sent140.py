@@ -82,7 +82,10 @@ class Sent140(TextOptions, Source):
     def _kept(
         self, path: Path, not_empty: npt.NDArray[np.bool_], pairs: list[tuple[int, int]]
     ) -> tuple[Ints, Ints, Ints]:
-        """Return (rows of the tweets to keep, their classes, their user numbers starting at 0)."""
+        """Return (rows of the tweets to keep, their classes, their user numbers starting at 0).
+
+        `pairs` are the (class, user) of all tweets; `not_empty` tells which of them have words.
+        """
         labels, user_of = np.array(pairs, dtype=np.int64).T
         n_tweets = np.bincount(user_of[not_empty], minlength=user_of.max() + 1)
         kept = np.flatnonzero(not_empty & self._chosen(n_tweets)[user_of])

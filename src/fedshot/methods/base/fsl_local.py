@@ -71,7 +71,7 @@ class FSLLocal(ClientModels[Tree], EpisodicMethod[Tree]):
 
     @classmethod
     def norm_policy(cls, options: Mapping[str, Any]) -> str:
-        """Return the batch-norm policy at test that suits the learner."""
+        """Return the batch-norm policy at test: "running" for learner "proto", else "support"."""
         return "running" if options["learner_name"] == "proto" else "support"
 
     @property

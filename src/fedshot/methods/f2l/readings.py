@@ -105,8 +105,8 @@ class OptimizerChoice:
     def over(self, base: Optimizer) -> Optimizer:
         """Return `base` with the options that are set here, i.e. not null.
 
-        If `name` is set and is not that of `base`, the values that are null are the defaults of
-        `Optimizer`, not those of `base`.
+        If `name` is set and differs from that of `base`, null options take the defaults of
+        `Optimizer`, not the values of `base`.
         """
         other = self.name is not None and self.name != base.name
         return chosen(Optimizer(self.name or base.name) if other else base, self)

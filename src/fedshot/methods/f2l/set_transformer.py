@@ -117,8 +117,8 @@ class SetTransformer:
     def _attend(self, of: Tensor, to: Tensor, itself: bool, mode: Mode) -> Tensor:
         """Return softmax(Q K^T / sqrt(d / heads)) V, [n, d].
 
-        Q are the queries of `of`, and K and V the keys and values of `to`. With `itself` each row
-        also attends to its own key and value in `of`.
+        `of` and `to` are results of `_heads`: Q comes from `of`, K and V from `to`. With `itself`
+        each row of `of` also attends to its own key and value.
         """
         q, k_own, v_own = of.unbind()
         _, k, v = to.unbind()

@@ -34,8 +34,8 @@ class TwoModels:
     """A server-model and a client-model on one episode of base classes.
 
     Args:
-        learner: the server-model, of phi = {"body", "classifier"}.
-        client: the client-model, of psi.
+        learner: the server-model, with parameters phi = {"body", "classifier"}.
+        client: the client-model, with parameters psi.
         reading: the chosen interpretation of the paper.
     """
 
@@ -107,7 +107,7 @@ class TwoModels:
     def _server_loss(
         self, phi: Tree, task: Task, teacher: View, episode: Episode, z_q: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return L_phi, eqs. (14) and (15)."""
+        """Return (L_phi, metrics), eqs. (14), (15); `z_q` are the queries' logits under phi."""
         z, y, read = self._logits(phi, task.s), episode.classes[task.y], self.reading
         if read.server_rows == "both":
             z = torch.cat([z, z_q])
@@ -132,7 +132,7 @@ class TwoModels:
     def _client_loss(
         self, z_phi: Tensor, view: View, episode: Episode
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return L_psi, eqs. (20) and (21); z_phi are the server-model's logits of the queries."""
+        """Return (L_psi, metrics), eqs. (20), (21); `z_phi` are the queries' logits under phi."""
         y, read = episode.query_y, self.reading
         ce = cross_entropy(view.z_q, y)
         if not read.lambda_kd:

@@ -26,10 +26,10 @@ def average_with_drift(
     max_weight: int | None,
     down: Mapping[str, Tree] = {},
 ) -> tuple[dict[str, Tree], Outcome]:
-    """Call `average`, and add the `divergence` of the clients' predictions to its metrics.
+    """Call `averaging.average`, and add "divergence" to the metrics of the outcome.
 
-    The client function `work` must upload the client's predictions on `n` synthetic episodes
-    (`answer_common`). With `n` = 0 no divergence is added.
+    It says how far the clients' predictions on `n` synthetic episodes differ (see `divergence`).
+    The client function `work` must upload these predictions (`answer_common`), unless `n` is 0.
     """
     common = {name: Gather(form) for name, form in common_form(model, n).items()}
     new, got = average(clients, work, parts, key, max_weight=max_weight, down=down, reduce=common)

@@ -162,8 +162,8 @@ class FedFSLMIAdv(RegularizedMaml):
     ) -> EpisodeLoss:
         """Return the loss of a stage, eq. (15) or (16).
 
-        In stage 1 the backbone is fixed and the heads, {"first", "second"}, are trained; in stage 2
-        the reverse. Only stage 2 updates the running statistics.
+        In stage 1 `fixed` is the backbone, and `moving` are the heads, {"first", "second"}, which
+        are trained; in stage 2 the reverse. Only stage 2 updates the running statistics.
         """
         body, heads = (fixed, moving) if stage == 1 else (moving, fixed)
         both = paired_predictions(

@@ -5,9 +5,10 @@ b_c its weight. Client k has kept its own term b_k w_k and subtracts it, which l
 the others. This needs no second download and no storage of the clients' models on the server, and
 secure summation of the uploads remains possible.
 
-The server describes its mean by a "pool": the sum of the weights, and the mean's number in the
-sequence of all means. The client keeps a "share": its term, its weight, and the number of the mean
-that they belong to. With reference "global", clients keep no share and the pool is `{}`.
+The server describes its mean by a "pool": the "total" of the weights, and the mean's "number" in
+the sequence of all means. The client keeps a "share": its term, "sum", its "weight", and the
+"number" of the mean that they belong to. With reference "global", clients keep no share and the
+pool is `{}`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ REFERENCES = ("global", "exclusive")
 
 
 def first_pool(reference: Reference) -> Tree:
-    """Return the server's first pool (sum of the clients' weights, number of the mean): zeros."""
+    """Return the pool before any mean: total 0, number 0; `{}` if `reference` is "global"."""
     if reference == "global":
         return {}
     return {"total": torch.zeros((), dtype=torch.float64), "number": torch.tensor(0)}
@@ -39,7 +40,7 @@ def next_pool(pool: Tree, total: float) -> Tree:
 
 
 def first_share(params: Tree) -> Tree:
-    """Return a client's share (term of the mean, weight) before its first upload: weight 0."""
+    """Return a client's share before its first upload: weight 0, `params` as a placeholder."""
     zero = torch.zeros((), dtype=torch.float64)
     return {"sum": tree.map(Tensor.double, params), "weight": zero, "number": torch.tensor(-1)}
 

@@ -85,7 +85,7 @@ class RegularizedMaml(FederatedMaml):
         return reference_logits(self.learner, reference, stats, episode, seed, kind, features)
 
     def term(self, reference: Tensor, mine: Tensor) -> Tensor:
-        """Return the scalar gamma KL(p(reference) || p(w)), clipped, from both logits [n, way]."""
+        """Return gamma KL(p(reference) || p(w)), clipped, a scalar, from both logits [n, way]."""
         return self.gamma * clipped_kl(reference, mine, self.clip, self.epsilon)
 
 

@@ -52,7 +52,10 @@ class SharedFeatures:
     def __call__(
         self, body: Tree, stats: Tree, x: Tensor, seed: Tensor, site: int
     ) -> tuple[Tensor, Tree]:
-        """Return (features [n, d], updated running statistics)."""
+        """Return (features [n, d] of examples x, running statistics after the forward pass).
+
+        `seed` and `site` select the dropout masks.
+        """
         if body is not self._body or stacked() or needs_gradient(body):
             return self._learner.features({"body": body}, stats, x, seed, site)
         if stats is not self._stats:
@@ -141,7 +144,7 @@ def reference_logits(
     kind: Predictions,
     features: SharedFeatures | None = None,
 ) -> Tensor:
-    """Return the logits [queries, way] of p(w) for a reference model, without a gradient.
+    """Return the logits [queries, way] of the reference model `params`, without a gradient.
 
     The inner steps are first-order, because nothing differentiates them. This gives the same values
     up to rounding, for less work.

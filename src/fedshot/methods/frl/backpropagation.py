@@ -30,9 +30,10 @@ _LARGEST = 2.0**20  # largest value in a client's upload of derivatives
 def pull_update_reply(
     local: FewRoundLearner, down: Tree, private: Tree, share: EpisodeShare, *, equal: bool = False
 ) -> Reply:
-    """Reply with the loss's derivatives with respect to theta_r and P_{r-1}.
+    """Reply with the client's term of the loss's derivatives with respect to theta_r and P_{r-1}.
 
-    `down` has the derivatives with respect to the combined replies, "of_theta" and "of_sums".
+    `down` is the message of round r with the derivatives with respect to the combined replies:
+    "of_theta" for the change of theta, "of_sums" for the summed features.
     """
     prototypes: Prototypes | None = down.get("prototypes")
     weight = 1 if equal else len(share.support_y)
@@ -53,9 +54,9 @@ def pull_update_reply(
 def pull_prototype_reply(
     local: FewRoundLearner, down: Tree, private: Tree, share: EpisodeShare
 ) -> Reply:
-    """Reply with the loss's derivative with respect to theta_R.
+    """Reply with the client's term of the loss's derivative with respect to theta_R.
 
-    `down` has the derivative with respect to the summed features, "of_sums".
+    `down` has theta_R, "theta", and the derivative with respect to the summed features, "of_sums".
     """
     _, pull, *_ = torch.func.vjp(lambda theta: local.prototype_sums(theta, share)[0], down["theta"])
     return Reply({"of_theta": pull(down["of_sums"])[0]}, private, len(share.support_y))

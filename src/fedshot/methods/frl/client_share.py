@@ -31,7 +31,7 @@ class EpisodeShare(NamedTuple):
     support_y: Tensor  # int64 [supports]
     query_x: Tensor
     query_y: Tensor  # int64 [queries]; [0] at test
-    open: Tensor  # bool [numbers]: the labels that the episode uses
+    open: Tensor  # bool [slots]: the labels that the episode uses
     seed: Tensor | tuple[()]  # of dropout masks; () for none
 
 

@@ -106,7 +106,7 @@ class FewRoundMethod(Method[S]):
             numbers: number of possible labels; the episode's classes have labels 0 to way - 1.
             rounds: number of rounds, R.
             key: key of the episode.
-            norms: returns the batch-norm statistics under which prototypes are recomputed.
+            norms: maps the model to the batch-norm statistics for recomputing prototypes, or None.
         """
         local, to, prototypes, trail = self.local, population.sample(key), None, []
         sums = {}
@@ -218,9 +218,10 @@ class MetaTrained(FewRoundMethod[FRLState]):
         return draw_share(data, self.episode, self.classes, self.slots, key, needed)
 
     def step(self, server: FRLState, g: Tree, stats: Tree, exchanges: int) -> FRLState:
-        """Return the state after an optimiser step with gradient g and a change of `stats`.
+        """Return the state after an optimiser step with gradient `g`.
 
-        `exchanges` is the number of exchanges to add to the state's count.
+        `stats` is the change of the running statistics, and `exchanges` the number of exchanges to
+        add to the state's count.
         """
         optimizer = decayed(self.optimizer, self.decay, self.decay_round, server.exchanges)
         phi, outer = optimizer.update(g, server.outer, server.phi)

@@ -303,7 +303,11 @@ class FRL(MetaTrained):
         stats: Tree,
         share: EpisodeShare,
     ) -> tuple[Tensor, tuple[Tensor, Tree]]:
-        """Return the queries' loss, and (accuracy, running statistics after the forward pass)."""
+        """Return the queries' loss, and (accuracy, running statistics after the forward pass).
+
+        `at` has theta_R, "theta", and for prototypes their "means", which replace those in
+        `prototypes`: the loss is differentiated with respect to `at`.
+        """
         local, theta, y = self.local, at["theta"], share.query_y
         mode = learning_mode(share)
         g, stats = local.maps(theta, stats, share.query_x, mode.layer(-2))

@@ -38,9 +38,9 @@ class GroupNorms:
     """Computes the batch-norm statistics that all clients of a group use.
 
     Under policy "running", they are the running statistics of training. Under "group", each client
-    computes means and second moments on its supports; their average, weighted by numbers of
-    supports, only needs sums over clients. For the network's first batch norm, it equals the
-    statistics of all supports together. Under these two policies, predictions do not depend on
+    computes means and second moments on its supports; their average, weighted by the clients'
+    numbers of supports, needs only sums over clients. For the network's first batch norm, it equals
+    the statistics of all supports together. Under these two policies, predictions do not depend on
     which client has a query. Under others, each client uses its own statistics, and the result is
     None.
     """

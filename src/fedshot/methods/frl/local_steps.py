@@ -1,10 +1,10 @@
 """Losses, prototypes and local steps of a client in few-round learning.
 
-Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, section 3.2
-(numbers of equations are the paper's). Symbols: theta_r the model of round r; S_k, Q_k supports and
+Source: Park et al., Few-Round Learning for Federated Learning, ICLR 2021 submission, section 3.2;
+equations are numbered as in the paper. Symbols: theta_r the model of round r; S_k, Q_k supports and
 queries of client k; C_k its classes; g the last feature map, f its average pool, the features;
 P^c_r(k) the client's prototypes, P_r the global ones; d a squared distance. In shapes, d is the
-length of a prototype, and numbers the number of possible labels.
+length of a prototype, and classes the number of possible labels.
 
     P^c_r(k) = mean of f over S_k(c);                                                       (1)
     L_local = mean over x of d(f(x), P^c) + log sum_c' exp(-d(f(x), P^c'));                 (2)
@@ -44,16 +44,16 @@ Variant = Literal["linear", "proto", "gpal"]
 class Prototypes(NamedTuple):
     """Means of features by class, and for which classes they exist."""
 
-    means: Tensor  # [numbers, d]
-    held: Tensor  # bool [numbers]
+    means: Tensor  # [classes, d]
+    held: Tensor  # bool [classes]
 
 
 class Learned(NamedTuple):
     """The result of a client's local steps on its supports in one round."""
 
     theta: Tree
-    sums: Tensor  # [numbers, d]: sums that prototypes are made of; [0, 0] under "linear"
-    counts: Tensor  # [numbers], in the model's dtype: their divisors
+    sums: Tensor  # [classes, d]: sums that prototypes are made of; [0, 0] under "linear"
+    counts: Tensor  # [classes], in the model's dtype: their divisors
     loss: Tensor  # at the first step, in nats
     accuracy: Tensor  # at the first step, in [0, 1]
 
@@ -127,7 +127,7 @@ class FewRoundLearner:
         return g.mean(-1)
 
     def logits(self, f: Tensor, prototypes: Prototypes) -> Tensor:
-        """Return the logits -d(f, P), [n, numbers]; a class without a prototype is masked."""
+        """Return the logits -d(f, P), [n, classes]; a class without a prototype is masked."""
         return mask_logits(-squared_distances(f, prototypes.means), prototypes.held)
 
     def head_logits(self, theta: Tree, h: Tensor, used: Tensor) -> Tensor:
@@ -145,9 +145,9 @@ class FewRoundLearner:
         return Prototypes(means, counts > 0), counts
 
     def summands(self, own: Prototypes, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what a client uploads for the global prototypes: sums by class, and their counts.
+        """Return what a client uploads for the global prototypes: sums and counts by class.
 
-        They are [numbers, d] and [numbers]; the option `prototypes` decides what is summed.
+        They are [classes, d] and [classes]; the option `prototypes` decides what is summed.
         """
         if self.prototypes == "exact":
             return own.means * counts[:, None], counts
@@ -156,9 +156,11 @@ class FewRoundLearner:
         return own.means, own.held.to(counts.dtype)
 
     def global_prototypes(self, sums: Tensor, counts: Tensor) -> tuple[Prototypes, Tensor]:
-        """Return the global prototypes, and the numbers by which the sums are divided, [numbers].
+        """Return the global prototypes, and the divisor of each class's sum, [classes].
 
-        `sums` [numbers, d] and `counts` [numbers] are the clients' `summands`, added up.
+        `sums` [classes, d] and `counts` [classes] are the clients' `summands`, added up. The
+        divisor is the count of the class, or with `prototypes` "shrunk" that of all classes; it is
+        at least 1.
         """
         divisor = counts.sum().expand_as(counts) if self.prototypes == "shrunk" else counts
         divisor = divisor.clamp_min(1.0)
@@ -172,7 +174,7 @@ class FewRoundLearner:
         """Return the loss of eq. (3), a scalar, for feature maps g with labels y [n].
 
         `g` is [n, d, positions]. The loss compares each position, or the mean over positions if
-        `positions` is "pooled", with the global `prototypes` [numbers, d].
+        `positions` is "pooled", with the global `prototypes` [classes, d].
         """
         if self.positions == "pooled":
             return self.local_loss(self.features(g), y, prototypes)
@@ -184,7 +186,7 @@ class FewRoundLearner:
     def support_loss(
         self, g: Tensor, y: Tensor, numbers: int, prototypes: Prototypes | None
     ) -> tuple[Tensor, Tensor, Prototypes, Tensor]:
-        """Return (F of eq. (4), accuracy, own prototypes, their numbers of examples) of supports.
+        """Return (F of eq. (4), accuracy, own prototypes, examples of each class) for supports.
 
         Only F may be differentiated: whether the client's own prototypes have a graph depends on
         whether the C kernel computes them.
@@ -291,7 +293,7 @@ class FewRoundLearner:
     ) -> tuple[Tensor, Tensor]:
         """Return what a client uploads for the global prototypes, from its supports under theta.
 
-        These are the `summands`: sums by class [numbers, d], and counts [numbers]. Batch norm uses
+        These are the `summands`: sums by class [classes, d], and counts [classes]. Batch norm uses
         the statistics of these supports, or `stats` if not None.
         """
         mode = learning_mode(share) if stats is None else Mode(norm="given")

@@ -1,6 +1,6 @@
 """The losses of few-round learning as C kernels.
 
-In torch, forward and backward pass take some eighty operations on a few numbers: a sixth of the
+In torch, forward and backward pass take some eighty operations on small tensors: a sixth of the
 time of a client's round with 30 images. `fedshot.methods.frl.local_steps` has the equations, and
 the torch operations for cases that have no kernel.
 """

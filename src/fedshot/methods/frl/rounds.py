@@ -32,7 +32,7 @@ class Round(NamedTuple):
     theta: Tree
     prototypes: Prototypes | None
     weight: float  # sum of the clients' weights
-    divisor: Tensor  # [numbers], of the summed features
+    divisor: Tensor  # [classes], of the summed features
     accepted: tuple[int, ...]
 
 

@@ -1,4 +1,4 @@
-"""Numbers of rounds, and the decay of the server's step."""
+"""The decay of the server's step size, and checks of options that count rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_rounds(*rounds: int | None) -> None:
 
 
 def check_decay(decay: float, decay_round: int) -> None:
-    """Raise ConfigError unless the decay is a factor in (0, 1] after a round from 0."""
+    """Raise ConfigError unless `decay` is in (0, 1] and `decay_round` is 0 or more."""
     if not 0 < decay <= 1 or decay_round < 0:
         raise ConfigError(
             f"decay is {decay} after round {decay_round}; expected a factor in (0, 1] and a round "

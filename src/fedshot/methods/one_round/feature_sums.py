@@ -62,8 +62,8 @@ class FeatureSums(NamedTuple):
 def without_negative(a: Tensor) -> Tensor:
     """Return a symmetric matrix [d, d] with its negative eigenvalues set to 0.
 
-    Noise makes them, and then the result is the nearest positive semi-definite matrix. A matrix
-    whose negative eigenvalues are as small as rounding makes them is returned as it is.
+    The result is the nearest positive semi-definite matrix, for sums to which noise was added. A
+    matrix whose negative eigenvalues are only rounding errors is returned unchanged.
     """
     slack = (
         _ROUNDING
@@ -86,7 +86,7 @@ class OneRoundState(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """The labelled features to classify with: an episode's support features and training sums.
+    """What an episode is classified from: its support features, and sums over training examples.
 
     Features are in float64.
     """
@@ -99,13 +99,13 @@ class Labelled(NamedTuple):
 
     @property
     def known(self) -> Tensor:
-        """Whether the class has training examples, bool [way]."""
+        """Whether each class of the episode has training examples, bool [way]."""
         return (self.base >= 0) & (self.total.counts[self.base.clamp_min(0)] > 0)
 
     def sums(self) -> tuple[Tensor, Tensor]:
-        """Return the feature sums [way, d] and the numbers of examples [way] of the classes.
+        """Return the sum of features [way, d] and the number of examples [way] of each class.
 
-        They are those of the training examples, or of the support set for a new class.
+        They are those of the training examples, or for a class without any, of the support set.
         """
         member = members(self.y, len(self.classes)).to(self.h.dtype)
         at, known = self.base.clamp_min(0), self.known
@@ -172,7 +172,10 @@ class OneRoundMethod(Method[OneRoundState]):
 
     @property
     def example_sensitivity(self) -> float | None:
-        """The norm of an example's count, features and products, of which each is at most 1."""
+        """The most (L2) that one example changes the sums; None if `normalize` is not set.
+
+        The norms of its count, features and products are at most 1 each.
+        """
         return math.sqrt(2 + self.needs_products) if self.normalize else None
 
     @abstractmethod
@@ -201,7 +204,7 @@ class OneRoundMethod(Method[OneRoundState]):
 
     @client_work(draw="draw")
     def sum_features(self, down: Tree, private: Tree, drawn: Batch) -> Reply:
-        """Sum the features of the client's examples, unless they have been counted."""
+        """Upload the sums over the client's features, or zeros if they were uploaded before."""
         blocks = [
             self._features(down["theta"], down["stats"], x) for x in torch.split(drawn.x, BLOCK)
         ]

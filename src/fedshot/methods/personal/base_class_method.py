@@ -1,4 +1,4 @@
-"""Base classes of the personal methods: training on all samples, and one shared class numbering."""
+"""What personal methods share: training on all samples, and a classifier of all base classes."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -91,7 +91,7 @@ class FedRep(PersonalModels[ModelState]):
     def episode_loss(
         self, fixed: Tree, moving: Tree, stats: Tree, batch: Batch, seed: Tensor
     ) -> EpisodeLoss:
-        """Return the cross-entropy as a function of the `moving` part alone."""
+        """Return the cross-entropy of the model {**fixed, **moving}; only `moving` is trained."""
         return self.learner.episode_loss({**fixed, **moving}, stats, batch, seed)
 
     @client_work(draw="draw")

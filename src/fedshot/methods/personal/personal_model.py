@@ -48,7 +48,7 @@ class PersonalModels(ClientModels[S], AmongBaseClasses[S]):
 class BankedModels(PersonalModels[S]):
     """A method in which the server stores each client's last model on its disk.
 
-    The server's state contains the initial model, `start`. Clients upload their "model" in "train".
+    The server's state contains the initial model, `start`. Clients upload "model" in `train`.
     """
 
     @property
@@ -76,7 +76,7 @@ def into_bank(
 ) -> Callable[[int, Tree], Tree]:
     """Return a function (client, uploaded model) that stores the model on the server's disk.
 
-    It first decodes the model with `unpacked`. It returns `{}`, which takes the upload's place.
+    The function decodes the model with `unpacked` before, and returns `{}` in place of the upload.
     """
 
     def put_away(client: int, model: Tree) -> Tree:

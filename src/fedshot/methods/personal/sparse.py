@@ -1,7 +1,7 @@
 """The l1 penalty, and an encoding of sparse trees.
 
-A packed tree consists of a bit for each number, set if the number is not zero, and of the numbers
-that are not zero. In float32 the bits take 1/32 of the tree's size. Packing is lossless.
+A packed tree consists of a bit for each entry of its tensors, set if the entry is not zero, and of
+the nonzero entries. In float32 the bits take 1/32 of the tree's size. Packing is lossless.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fedshot.nn.optim import Optimizer, OptState
 
 
 class Packed(NamedTuple):
-    """The numbers of a tree without its zeros; the receiver must know the tree's structure."""
+    """A tree without its zeros; to unpack it, the receiver must know the tree's structure."""
 
-    mask: Tensor  # uint8 [ceil(n / 8)], bit i % 8 of byte i // 8 for number i
-    values: Tensor  # the numbers that are not zero, in the order of the leaves
+    mask: Tensor  # uint8 [ceil(n / 8)], bit i % 8 of byte i // 8 for entry i
+    values: Tensor  # the nonzero entries, in the order of the leaves
 
 
 def l1_norm(params: Tree, *, norms: bool) -> Tensor:
@@ -74,7 +74,7 @@ class SoftThreshold:
 
 
 def share_below(params: Tree, bound: float) -> Tensor:
-    """Return the fraction of numbers with |w| < bound, or of zeros if the bound is 0; a scalar."""
+    """Return the fraction of weights with |w| < bound, or of zeros if the bound is 0; a scalar."""
     every = [w.abs() < bound if bound else w == 0 for w in tree.leaves(params)]
     n = sum(w.numel() for w in every)
     return torch.stack([w.sum() for w in every]).sum() / n
@@ -94,7 +94,7 @@ def pack(content: Tree) -> Packed:
 
 
 def unpack(packed: Packed, like: Tree) -> Tree:
-    """Unpack a tree; `like` has its structure, shapes and dtype."""
+    """Return the tree that was packed; `like` has its structure, shapes and dtype."""
     n = sum(leaf.numel() for leaf in tree.leaves(like))
     there = _bits(packed.mask)[:n]
     place = there.cumsum(0).clamp_min(1) - 1
