@@ -1,4 +1,4 @@
-"""A request to mask replies, as JSON in the head of a message."""
+"""The request to mask replies in a secure sum, as JSON in the head of a message to a node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def masking_to_json(masking: Masking) -> dict[str, Any]:
 
 
 def masking_from_json(found: dict[str, Any], limits: Limits) -> Masking:
-    """Parse a request. Raises an error of `received`, or CodecError, if it is invalid."""
+    """Parse a request.
+
+    Raises CodecError, LookupError, TypeError, ValueError or OverflowError if it is invalid.
+    """
     reduce = {str(name): _from_json(one, limits) for name, one in found["reduce"].items()}
     return Masking(frozenset(map(int, found["clients"])), int(found["cohort"]), reduce)
 
