@@ -52,7 +52,7 @@ class Attack:
         return x
 
     def sums(self, x: Tensor, counts: Tensor, key: Key) -> Tensor:
-        """Return what is uploaded in place of the sums x [classes, d] of counts [classes] examples."""
+        """Return what is uploaded in place of the sums x [classes, d] of `counts` examples."""
         del counts
         return self.change(x.reshape(-1), key).view_as(x)
 

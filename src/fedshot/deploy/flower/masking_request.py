@@ -17,13 +17,13 @@ _DTYPES = {str(t).removeprefix("torch."): t for t in (
 
 
 def masking_to_json(masking: Masking) -> dict[str, Any]:
-    """Return the request as JSON values."""
+    """Return a masking request as JSON values."""
     reduce = {name: _to_json(reducer) for name, reducer in masking.reduce.items()}
     return {"clients": sorted(masking.clients), "cohort": masking.cohort, "reduce": reduce}
 
 
 def masking_from_json(found: dict[str, Any], limits: Limits) -> Masking:
-    """Parse a request.
+    """Parse what `masking_to_json` returned.
 
     Raises CodecError, LookupError, TypeError, ValueError or OverflowError if it is invalid.
     """

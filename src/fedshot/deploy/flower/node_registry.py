@@ -214,7 +214,7 @@ class NodeRegistry:
         return next((node for node in self if node.number == number), None)
 
     def connected(self) -> dict[int, Node]:
-        """Return the connected nodes by number, after asking new ones for their clients."""
+        """Return the connected nodes by number; new ones are first asked for their clients."""
         connected, now = self.transport.connected(), time.monotonic()
         # A node that has disconnected is asked again as soon as it reconnects.
         self._left_out = {n: why for n, why in self._left_out.items() if n in connected}

@@ -13,7 +13,7 @@ from fedshot.protocol.exchange import Exchange
 
 
 def context_of(exchange: Exchange) -> str:
-    """Return a text that differs from one exchange of a run to another."""
+    """Return a text that identifies an exchange within its run."""
     return json.dumps([exchange.version, exchange.key.root, exchange.key.path])
 
 
