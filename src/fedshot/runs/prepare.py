@@ -65,7 +65,7 @@ def read_data(config: Config, data_dir: str | None = None) -> tuple[Config, Data
 
 
 def with_modules(config: Config, encoder: Any, backbone: Any) -> Config:
-    """Return the configuration with the torch modules of a Python program; None changes nothing."""
+    """Return the configuration with the modules that a Python program passes; None: no change."""
     if encoder is not None:
         config = config.with_encoder(held(config.model.encoder, encoder))
     if backbone is not None:

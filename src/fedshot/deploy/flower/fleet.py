@@ -298,7 +298,7 @@ def arrivals(
     """Yield one arrival for each client in `asked`, from a node's message.
 
     `name` is the node's name. `holds` gives the number of examples of each client, if known, to
-    check weights that are numbers of examples.
+    check weights that count examples.
     """
     if incoming.wire_message is None or incoming.reason:
         for client in asked:
