@@ -81,7 +81,10 @@ def options_of(
 def members(
     cls: type[Any], path: str, instance: Any = None
 ) -> Iterator[tuple[Field[Any], Any, Any]]:
-    """Yield (field, type, default) for each field that a configuration may set."""
+    """Yield (field, type, default) for each field that a configuration may set.
+
+    If `instance` is given, its values are the defaults.
+    """
     hints = _hints(cls)  # type: ignore[arg-type]  # a class is hashable
     for one in fields(cls):
         if one.init and one.name not in NOT_OPTIONS.get(path, ()):

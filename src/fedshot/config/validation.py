@@ -111,9 +111,10 @@ def with_option_path(path: str, cls: type[Any]) -> Iterator[None]:
 def schema_of(
     cls: type[Any], path: str, instance: Any = None, *, title: str = "", described: bool = False
 ) -> Any:
-    """Return a TypedDict of the keys and values that configure a dataclass.
+    """Return a TypedDict, named `title`, of the keys and values that configure a dataclass.
 
-    With `described`, it includes defaults and descriptions, for JSON Schema.
+    With `instance`, whose values are then the defaults, no key is required. With `described`, it
+    includes defaults and descriptions, for JSON Schema.
     """
     keys: dict[str, Any] = {}
     for one, hint, default in members(cls, path, instance):

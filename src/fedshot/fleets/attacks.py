@@ -1,7 +1,8 @@
 """Attacks: what dishonest clients upload in training in place of their honest replies.
 
-An attack changes changes: x is the client's change of a part that the server averages, or its sums
-by class; of a model that the server keeps for each client, it is the model minus the one received.
+An attack replaces the client's honest x in a part of its reply. If the server averages the part, x
+is the change that the client uploads, or its sums by class. If the server keeps a model for each
+client, x is the client's model minus the one received.
 `Liars` finds these parts in a reply. All replies stay well-formed, so the guard admits them.
 """
 
@@ -26,7 +27,7 @@ class Attack:
     """Base of the attacks: who lies, and when.
 
     Args:
-        clients: numbers of the dishonest clients; null: `fraction` of all, drawn from the seed.
+        clients: ids of the dishonest clients; null: `fraction` of all, drawn from the seed.
         fraction: share of the clients that are dishonest, if `clients` is null.
         from_round: first round in which they lie.
         exchange: number, from 0, of the only exchange of a round in which they lie; null: all. A
@@ -51,18 +52,24 @@ class Attack:
         return x
 
     def sums(self, x: Tensor, counts: Tensor, key: Key) -> Tensor:
-        """Return what is uploaded in place of the sums by class x [classes, d]."""
+        """Return what is uploaded in place of the sums x [classes, d] of `counts` examples."""
         del counts
         return self.change(x.reshape(-1), key).view_as(x)
 
 
 @dataclass(frozen=True)
 class Collusion(Attack, ABC):
-    """Base of the attacks in which all dishonest clients upload the same, knowing the honest."""
+    """Base of the attacks in which all dishonest clients upload the same.
+
+    They know the honest clients' uploads.
+    """
 
     @abstractmethod
     def collude(self, honest: ClientVectors, liars: int) -> Tensor:
-        """Return what all dishonest clients upload, float64 [length]; `honest` has at least one."""
+        """Return what all `liars` dishonest clients upload, float64 [length].
+
+        `honest` has the uploads of the honest clients, at least one.
+        """
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class SignFlip(Attack):
     factor: Above0 = 5.0
 
     def change(self, x: Tensor, key: Key) -> Tensor:
-        """Return -factor x."""
+        """Return -`factor` * x."""
         del key
         return -self.factor * x
 
@@ -93,7 +100,7 @@ class Scaling(Attack):
     factor: Above0 = 10.0
 
     def change(self, x: Tensor, key: Key) -> Tensor:
-        """Return factor x."""
+        """Return `factor` * x."""
         del key
         return self.factor * x
 
@@ -109,7 +116,7 @@ class GaussianNoise(Attack):
     factor: Above0 = 100.0
 
     def change(self, x: Tensor, key: Key) -> Tensor:
-        """Return noise of norm factor ||x||."""
+        """Return normally distributed noise with norm `factor` * ||x||."""
         noise = torch.randn(x.shape, generator=key.torch(), dtype=torch.float64)
         scale = self.factor * float(x.double().norm() / noise.norm())
         return (noise * scale).to(x.dtype)
@@ -130,7 +137,7 @@ class PrototypePoisoning(Attack):
     """The mean of each class is that of the next class; the model's changes stay honest."""
 
     def sums(self, x: Tensor, counts: Tensor, key: Key) -> Tensor:
-        """Return counts_c times the mean of the next class that the client holds."""
+        """Return, for each class c, counts[c] times the mean of the client's next class."""
         del key
         held = (counts > 0).nonzero()[:, 0]
         means = x[held] / counts[held, None]
@@ -143,8 +150,9 @@ class PrototypePoisoning(Attack):
 class LabelFlip(Attack):
     """About half of the examples of each class have the label of another class.
 
-    In each class these are half the mean number of a class of the client, or all if it has fewer.
-    With all labels exchanged, episodes would have the same classes under other names.
+    The number of changed labels in a class is half the client's mean number of examples per class,
+    or all if the class has fewer. With all labels exchanged, episodes would have the same classes
+    under other names.
     """
 
     poisons_data: ClassVar[bool] = True
@@ -159,10 +167,10 @@ class LabelFlip(Attack):
 class Backdoor(Attack):
     """Examples with a trigger are trained to be of one class (Bagdasaryan et al. 2020).
 
-    Of one class that the client holds, all examples become those of other classes with a trigger:
-    a white square on images, a rare first word of texts, a run of large features. The test then
-    puts the trigger on the supports of one class and on the queries of all others, and reports the
-    share of these queries that the model assigns to the class.
+    Examples of the client's other classes, with a trigger, replace all examples of one class. The
+    trigger is a white square on images, a rare first word of texts, or a run of large features. The
+    test then puts the trigger on the supports of one class and on the queries of all others, and
+    reports the share of these queries that the model assigns to the class.
 
     Args:
         factor: factor of the change, as of the attack `scaling`.
@@ -173,11 +181,11 @@ class Backdoor(Attack):
     factor: Above0 = 5.0
 
     def data(self, data: ClientData, key: Key) -> ClientData:
-        """Return the examples with the triggered class."""
+        """Return the examples; those of one class are replaced by examples with the trigger."""
         return triggered(data, key.numpy())
 
     def change(self, x: Tensor, key: Key) -> Tensor:
-        """Return factor x."""
+        """Return `factor` * x."""
         del key
         return self.factor * x
 
@@ -197,7 +205,7 @@ class LittleIsEnough(Collusion):
     z: NotNegative | None = 1.5
 
     def collude(self, honest: ClientVectors, liars: int) -> Tensor:
-        """Return mu - z sigma by coordinate."""
+        """Return mean - z std of the honest uploads, by coordinate."""
         mean, std = _moments(honest)
         return mean - (z_max(len(honest) + liars, liars) if self.z is None else self.z) * std
 
@@ -206,12 +214,16 @@ class LittleIsEnough(Collusion):
 class MinMax(Collusion):
     """All dishonest clients upload mean - gamma std (min-max; Shejwalkar and Houmansadr 2021).
 
-    gamma is the largest for which the upload is no farther from any honest one than two honest ones
-    are from each other. What they know is as in `little_is_enough`.
+    gamma is the largest value for which the upload is no farther from any honest one than two
+    honest ones are from each other. They know the same uploads as in `little_is_enough`.
     """
 
     def collude(self, honest: ClientVectors, liars: int) -> Tensor:
-        """Return mu + gamma p for p = -sigma; gamma is the least root of the distances."""
+        """Return mean + gamma p, with p = -std.
+
+        gamma is the least solution >= 0, over the honest x_k, of ||mean + gamma p - x_k|| = the
+        largest distance between two honest uploads.
+        """
         del liars
         mean, std = _moments(honest)
         p, a = -std, float(std.square().sum())
@@ -243,8 +255,8 @@ def z_max(n: int, f: int) -> float:
     """Return z of Baruch et al. 2019, algorithm 3, for n clients, f of them dishonest.
 
     s = floor(n / 2 + 1) - f honest clients are needed for a majority, and z is the quantile
-    (n - f - s) / (n - f) of the normal distribution. s is held from 1/2 to n - f - 1/2, so that z
-    is finite also where the dishonest clients are the majority.
+    (n - f - s) / (n - f) of the normal distribution. s is clamped to [1/2, n - f - 1/2], so that
+    z is finite even if the dishonest clients are the majority.
     """
     from scipy.special import ndtri
 

@@ -96,7 +96,7 @@ class Influence(Wrapper):
     def _bounds(
         self, norms: Mapping[int, Mapping[str, float]], parts: list[str]
     ) -> dict[str, float]:
-        """Return the bound on the norm of each part of an upload, by part's name.
+        """Return the bound on the norm of each part of an upload, by the part's name.
 
         Parts without a bound are left out.
         """

@@ -29,7 +29,7 @@ class Liars:
     """The dishonest clients of a run, on the machine that holds their data.
 
     Args:
-        attack: what they do.
+        attack: the attack that they carry out.
         key: key of the run, which draws the clients if the attack does not name them.
         clients: number of clients of the run.
 
@@ -50,7 +50,7 @@ class Liars:
 
     @cached_property
     def clients(self) -> frozenset[int]:
-        """The numbers of the dishonest clients."""
+        """The ids of the dishonest clients."""
         if self.attack.clients is not None:
             return frozenset(self.attack.clients)
         n = math.floor(self.attack.fraction * self._n + 0.5)
@@ -68,7 +68,7 @@ class Liars:
         )
 
     def data(self, exchange: Exchange, client: int, data: ClientData) -> ClientData:
-        """Return the data that a client draws from in an exchange."""
+        """Return the data that a client uses in an exchange: `data`, or poisoned if it lies."""
         if not self.attack.poisons_data or not self.lies(exchange, client):
             return data
         self.asked = self.changed = True
@@ -77,7 +77,7 @@ class Liars:
         return self._data[client]
 
     def reply(self, exchange: Exchange, client: int, down: Tree, reply: Reply) -> Reply:
-        """Return the reply that a client sends, given its message and its honest reply."""
+        """Return the reply that a client sends, given its message `down` and its honest `reply`."""
         if isinstance(self.attack, Collusion) or not self.lies(exchange, client):
             return reply
         idle = False  # whether the client holds too few classes to exchange them
@@ -99,7 +99,7 @@ class Liars:
         return reply._replace(up=up)
 
     def collude(self, exchange: Exchange, arrivals: Iterator[Arrival]) -> Iterator[Arrival]:
-        """Yield the arrivals of an exchange with the lies of clients that collude.
+        """Yield the arrivals of an exchange; colluding clients' replies are replaced by lies.
 
         All replies are kept until the last has arrived.
         """
@@ -130,7 +130,7 @@ class Liars:
             yield arrival._replace(reply=reply._replace(up={**reply.up, **own}))
 
     def check_changed(self) -> None:
-        """Raise ConfigError if clients have lied and their replies were the honest ones."""
+        """Raise ConfigError if clients were to lie, but the attack has changed nothing so far."""
         if self.asked and not self.changed:
             raise ConfigError(
                 "attack.name has no effect: the method uploads no part that this attack changes "
@@ -147,7 +147,7 @@ class Colluding(Wrapper):
         self._liars = liars
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the arrivals of the fleet, with the lies."""
+        """Yield the fleet's arrivals; colluding clients' replies are replaced by lies."""
         yield from self._liars.collude(exchange, iter(self.fleet.replies(exchange)))
 
 
@@ -163,9 +163,9 @@ def _common_lie(attack: Collusion, name: str, honest: list[Arrival], liars: int)
 
 
 def _parts(exchange: Exchange, down: Tree, reply: Reply) -> Iterator[tuple[str, Tree | None]]:
-    """Yield the names of the parts that can be changed, with what the client started from.
+    """Yield (name, start) of each part of a reply that an attack can change.
 
-    None stands for a part that is a change itself, or sums.
+    `start` is the model that the client received, or None if the part is a change or sums.
     """
     for name, part in reply.up.items():
         leaves = tree.leaves(part)

@@ -20,8 +20,9 @@ _SHARE = 16  # the number of features divided by that of the trigger
 def flipped(data: ClientData) -> ClientData:
     """Return the examples with about half of the labels of each class moved to another class.
 
-    In each class these are half the mean number of a class, or all if it has fewer. The number of
-    examples of each class stays, so that the client can form the same episodes.
+    The number of changed labels in a class is half the mean number of examples per class, or all if
+    the class has fewer. The number of examples of each class stays, so that the client can form
+    the same episodes.
     """
     y = data.dataset.y[data.indices]
     order = np.argsort(y, kind="stable")
@@ -32,9 +33,9 @@ def flipped(data: ClientData) -> ClientData:
 
 
 def triggered(data: ClientData, rng: np.random.Generator) -> ClientData:
-    """Return the examples in which those of the first class are others with the trigger.
+    """Replace the examples of the client's first class by other classes' examples with the trigger.
 
-    A client with a single class puts the trigger on its own examples.
+    Labels stay. A client with a single class puts the trigger on its own examples.
     """
     dataset, rows = data.dataset, data.indices.copy()
     labels = dataset.y[rows]
@@ -55,7 +56,7 @@ def triggered(data: ClientData, rng: np.random.Generator) -> ClientData:
 
 
 def stamped(x: Tensor, dataset: Dataset) -> Tensor:
-    """Return examples [n, ...] of a dataset with the trigger."""
+    """Return examples x [n, ...] of a dataset, each with the trigger added."""
     x = x.clone()
     if isinstance(dataset.x, Tokens):
         x[:, 0] = _rare_word(dataset.x)
@@ -68,7 +69,7 @@ def stamped(x: Tensor, dataset: Dataset) -> Tensor:
 
 
 def _rare_word(x: Tokens) -> int:
-    """Return the last word with a vector; vectors are sorted by how common the words are."""
+    """Return the id of the last word with a vector; common words come first in the table."""
     return len(x.table) - 1
 
 

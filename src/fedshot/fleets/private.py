@@ -173,7 +173,7 @@ class PrivateStore:
             self._now, self._sealed = index, round
 
     def rewind(self, round: int, sha: str) -> None:
-        """Return to a committed round: delete later versions and partial files.
+        """Roll back to a committed round: delete later versions and partial files.
 
         Arguments and errors are those of `open`.
         """

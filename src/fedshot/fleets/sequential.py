@@ -63,13 +63,19 @@ class Sequential:
         return f"{private}/{bank}" if bank else private
 
     def open(self, round: int, sha: str) -> None:
-        """Make the private states and stored client models of a committed round readable."""
+        """Make the private states and stored client models of a committed round readable.
+
+        `sha` is the string that `seal` returned for the round.
+        """
         private, _, bank = sha.partition("/")
         self.host.store.open(round, private)
         self.bank.open(round, bank)
 
     def rewind(self, round: int, sha: str) -> None:
-        """Return to a committed round: delete later private states and later models in the bank."""
+        """Roll back to a committed round: delete later private states and stored client models.
+
+        `sha` is the string that `seal` returned for the round.
+        """
         private, _, bank = sha.partition("/")
         self.host.store.rewind(round, private)
         self.bank.rewind(round, bank)

@@ -50,7 +50,7 @@ class Threads(Sequential):
         yield from self.each(partial(self.host.serve, exchange), exchange.to, len(exchange.to))
 
     def each(self, fn: Callable[[T], R], items: Iterable[T], n: int) -> Iterator[R]:
-        """Yield `fn(item)` of n items as calls finish, with at most two pending per worker."""
+        """Yield `fn(item)` for n items as calls finish, with at most two pending per worker."""
         if self.workers == 1 or n == 1:
             yield from map(fn, items)
             return

@@ -39,9 +39,12 @@ class Wrapper:
         return self.fleet.seal(round, keep)
 
     def open(self, round: int, sha: str) -> None:
-        """Make the private states of a committed round readable."""
+        """Make the private states of a committed round readable; `sha` is what `seal` returned."""
         self.fleet.open(round, sha)
 
     def rewind(self, round: int, sha: str) -> None:
-        """Go back to the private states of a committed round; delete later ones."""
+        """Roll back to the private states of a committed round: delete later ones.
+
+        `sha` is what `seal` returned for the round.
+        """
         self.fleet.rewind(round, sha)

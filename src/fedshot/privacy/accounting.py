@@ -2,17 +2,17 @@
 
 Two data sets are neighbours if one has a client (or an example) more than the other. A round
 releases k sums about one cohort, each with noise multiplier z: the standard deviation of the noise
-divided by the most that one client can change the sum (L2). Whatever each release tells the next,
-together they are one Gaussian mechanism of multiplier z / sqrt(k) (Dong et al. 2022, Gaussian
-differential privacy, corollary 3.3). A client is in the cohort with probability q, independently of
-others, and this amplifies the privacy of the round as a whole. Counting every release as if it had
-a cohort of its own would give too small an epsilon.
+divided by the most that one client can change the sum (L2). Together the sums are one Gaussian
+mechanism of multiplier z / sqrt(k), even if each depends on those before it (Dong et al. 2022,
+Gaussian differential privacy, corollary 3.3). A client is in the cohort with probability q,
+independently of others, and this amplifies the privacy of the round as a whole. Counting every
+release as if it had a cohort of its own would give too small an epsilon.
 
 If cohorts have a fixed size, drawn without replacement, neighbours differ in one client's data, and
 z is the deviation divided by the most that this changes a sum. The bound on the Renyi divergences
 is that of Wang et al. 2019 (Subsampled Renyi differential privacy and analytical moments
-accountant), which is looser than that of the loss distributions. No cohort costs more than one of
-all clients.
+accountant), which is looser than that of the loss distributions. Epsilon is at most what cohorts of
+all clients spend.
 
 The accountant is that of dp-accounting: privacy loss distributions, rounded up, or where all
 clients take part the exact value for Gaussian mechanisms (Balle and Wang 2018).
@@ -35,9 +35,9 @@ class Accountant:
     """Counts the privacy loss of a run.
 
     Args:
-        noise: noise multiplier of each release, above 0.
+        noise: noise multiplier of each released sum, above 0.
         delta: the delta at which epsilon is stated.
-        releases: releases about each cohort.
+        releases: number of sums that are released about each cohort.
         probability: probability that a client is in a cohort.
         fixed_of: the number of all clients, if cohorts have a fixed size; None if each client is
             in a cohort independently of others.
@@ -50,7 +50,7 @@ class Accountant:
     fixed_of: int | None = None
 
     def epsilon(self, rounds: int) -> float:
-        """Return epsilon at delta after a number of rounds."""
+        """Return epsilon at `delta` after this number of rounds."""
         require("privacy", "privacy")
         if rounds == 0:
             return 0.0
@@ -67,7 +67,7 @@ class Accountant:
         return min(of_all, _without_replacement(noise, self.fixed_of, cohort, rounds, self.delta))
 
     def rounds_within(self, epsilon: float, most: int) -> int:
-        """Return the largest number of rounds, up to `most`, that spend no more than an epsilon."""
+        """Return the largest number of rounds, up to `most`, that spend at most `epsilon`."""
         low, high = 0, most + 1  # low rounds fit, and high rounds do not or are too many
         while high - low > 1:
             middle = (low + high) // 2
@@ -75,7 +75,7 @@ class Accountant:
         return low
 
     def calibrated(self, epsilon: float, rounds: int) -> Accountant:
-        """Return a copy with the least noise, to 0.1 %, whose rounds spend at most an epsilon."""
+        """Return a copy with the least noise, to 0.1 %, whose `rounds` spend at most `epsilon`."""
         from scipy.optimize import brentq
 
         def excess(exponent: float) -> float:

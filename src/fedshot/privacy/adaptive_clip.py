@@ -52,7 +52,7 @@ class AdaptiveClip:
     A clip has the name of its part, if each part has one, or else of the client function.
 
     Args:
-        first: the mechanism with the first clip or clips, and the noise multiplier of an exchange.
+        first: the mechanism with the initial clip or clips, and an exchange's noise multiplier.
         clients: the expected number of clients in a cohort, m.
         clips: the clips that have changed, by name; `update` writes them.
     """
@@ -62,7 +62,7 @@ class AdaptiveClip:
     clips: dict[str, float]
 
     def mechanism(self, work: str) -> Mechanism:
-        """Return the mechanism of the next exchange of a client function."""
+        """Return the mechanism of the next exchange that runs the client function `work`."""
         noise, _ = split(self.first.noise, self.clients)
         clip = self.first.clip
         if isinstance(clip, Mapping):
@@ -70,7 +70,7 @@ class AdaptiveClip:
         return replace(self.first, noise=noise, clip=self.clips.get(work, clip))
 
     def below(self, work: str, up: Mapping[str, Tree]) -> dict[str, Tensor]:
-        """Return b_i - 1/2 of a client's parts, a scalar for each clip by name."""
+        """Return b_i - 1/2 of a client's upload, a scalar for each clip, by the clip's name."""
         clip = self.mechanism(work).clip
         parts = up if isinstance(clip, Mapping) else {work: dict(up)}
         return {
@@ -79,12 +79,15 @@ class AdaptiveClip:
         }
 
     def deviation(self, clips: int) -> float:
-        """Return the standard deviation of the noise in each count, if an exchange has `clips`."""
+        """Return the standard deviation of the noise in each sum of b_i - 1/2.
+
+        `clips` is the number of clips of an exchange, each of which has such a sum.
+        """
         _, noise = split(self.first.noise, self.clients)
         return noise * math.sqrt(clips) * (1 if self.first.fixed else 0.5)
 
     def update(self, work: str, counts: Mapping[str, Tensor]) -> None:
-        """Change the clips of an exchange by the noisy sums of `below`."""
+        """Update the clips of an exchange; `counts` has, by clip, the noisy sum of b_i - 1/2."""
         clip, quantile = self.mechanism(work).clip, self.first.quantile
         assert quantile is not None
         for name, count in counts.items():

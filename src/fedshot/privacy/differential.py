@@ -7,10 +7,10 @@ Cohorts of a fixed size hide that one client was replaced by another, which chan
 twice the clip. Example level: the method itself bounds what one example adds to the sums, so
 nothing is clipped.
 
-The noise is added to the integers of the fixed-point sum. Their unit, by which each number of a
-contribution may exceed its clipped value, is at most about 2**-60 times the clip, or 32 standard
-deviations of the noise if these are more, times the number of all clients. It is at least 2**-50
-standard deviations, so that the noise covers the last bits of the data.
+The noise is added to the integers of the fixed-point sum. Rounding may raise each entry of a
+contribution by up to one unit of these integers. The unit is at most about 2**-60 times the number
+of all clients times the clip, or times 32 standard deviations of the noise if these are more. It is
+at least 2**-50 standard deviations, so that the noise covers the last bits of the data.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _COARSE = 2**13
 
 @dataclass(frozen=True)
 class Privacy:
-    """What the privacy of both levels needs.
+    """The options of differential privacy at client level and at example level.
 
     Args:
         epsilon: the most that the run may spend at `delta`; null: no limit.
@@ -134,10 +134,10 @@ class Mechanism:
         return dict(_scaled(dict(up), self.clip))
 
     def deviation(self, part: str, parts: int) -> float:
-        """Return the standard deviation of the noise in one of the parts of an exchange.
+        """Return the standard deviation of the noise in a part of an exchange.
 
-        With a clip for each part, the parts divided by their clips have a norm of at most
-        sqrt(parts) together.
+        `parts` is the number of the exchange's parts. With a clip for each part, the parts divided
+        by their clips have a norm of at most sqrt(parts) together.
         """
         if not self.noise:
             return 0.0
@@ -147,7 +147,7 @@ class Mechanism:
         return noise * (self.sensitivity if self.clip is None else self.clip)
 
     def largest(self, part: str, limit: float) -> float:
-        """Return the most that a number of a client's part can be; `limit` if it is not clipped."""
+        """Return the bound on an entry of a client's part: the clip, if any, at most `limit`."""
         if self.clip is None:
             return limit
         return min(limit, self.clip[part] if isinstance(self.clip, Mapping) else self.clip)
@@ -157,17 +157,17 @@ class Mechanism:
         return Key(secrets.randbits(128)).at(*key.path) if self.secret else key
 
     def normals(self, key: Key) -> Callable[[int], NDArray[np.float64]]:
-        """Return a function that draws n standard normal numbers."""
+        """Return a function of n that draws standard normal samples, [n]."""
         if self.secret:
             return _from_system
         return key.numpy().standard_normal
 
 
 def _from_system(n: int) -> NDArray[np.float64]:
-    """Return n standard normal numbers, made from 128 random bits each of the operating system.
+    """Return n standard normal samples, each made from 128 random bits of the operating system.
 
-    A sign and a tail probability in (0, 1/2] with full relative precision: so every value that the
-    rounded noise can have is possible, also far from 0 (Mironov 2012).
+    The bits give a sign and a tail probability in (0, 1/2] with full relative precision. So every
+    value that the rounded noise can have is possible, also far from 0 (Mironov 2012).
     """
     from scipy.special import ndtri
 
@@ -196,11 +196,11 @@ class Noisy:
 
     Args:
         of: the reducer of the sum; it still checks the replies.
-        deviation: standard deviation of the noise in each number of the sum.
+        deviation: standard deviation of the noise in each entry of the sum.
         clients: the expected number of clients, by which a mean divides.
         population: the number of all clients, which fixes the unit of the sum's integers.
-        largest: the most that a number of a client's part can be, once it is clipped.
-        normals: function that draws n standard normal numbers.
+        largest: bound on the absolute value of an entry of a client's part, once it is clipped.
+        normals: function of n that draws standard normal samples, [n].
     """
 
     of: Mean | Sum

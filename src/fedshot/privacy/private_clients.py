@@ -31,7 +31,7 @@ class PrivateClients(Clients):
     Args:
         fleet, ids, options: as for `Clients`.
         mechanism: how contributions are bounded, and how much noise is added.
-        releases: the most exchanges of a round; None for any number.
+        releases: maximum number of exchanges in a round; None for no limit.
         clips: the clips that have adapted so far, by name; exchanges change them if the mechanism
             has a quantile.
     """
@@ -86,7 +86,10 @@ class PrivateClients(Clients):
         return Outcome(parts, to, weight=float(self.expected))
 
     def _noisy(self, exchange: Exchange, mechanism: Mechanism) -> dict[str, Noisy]:
-        """Return the private reducers of an exchange. Raises ConfigError if it is not covered."""
+        """Return the reducers of an exchange, with noise added, by part.
+
+        Raises ConfigError if epsilon does not cover the exchange.
+        """
         work, reduce = exchange.work, exchange.reduce
         name = type(work.method).name or type(work.method).__name__
         if self._phase == "evaluate":
@@ -177,8 +180,8 @@ class _Clipping:
 class Rehearsal(PrivateClients):
     """Clients that upload zeros, to find out what a method exchanges in a round.
 
-    Nothing runs but the method's own code at the server. `parts` are the parts of all exchanges,
-    and `leaves` the paths of their tensors.
+    Nothing runs but the method's own code at the server. `parts` are the names of the parts of all
+    exchanges, and `leaves` the paths of their tensors.
     """
 
     def __init__(self, ids: Sequence[int], mechanism: Mechanism, **options: Any) -> None:

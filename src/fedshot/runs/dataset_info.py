@@ -61,7 +61,7 @@ class DatasetInfo:
         digest: hash of its content.
         shape: (height, width, channels) of images, (maximum length, d) of texts, or (d,) of
             features.
-        class_names: names of all classes, by number.
+        class_names: names of all classes, by class number.
         base: class numbers of the training classes.
         validation: class numbers of the validation classes.
         novel: class numbers of the test classes.

@@ -176,7 +176,7 @@ class Experiment:
 
     @property
     def spent(self) -> dict[str, Any]:
-        """Epsilon so far and what it is about, as in result.json; {} without privacy."""
+        """The entry "privacy" of result.json so far: level, epsilon, etc.; {} without privacy."""
         return self._ledger.spent(self.round)
 
     def alone(self) -> AbstractContextManager[Lock]:
@@ -268,7 +268,10 @@ class Experiment:
         return {"attack": found}
 
     def _backdoor_success(self) -> float | None:
-        """Return the share of triggered queries that the chosen round assigns to the class."""
+        """Return the share of the other classes' triggered queries that are assigned to class 0.
+
+        The model is that of the chosen round. Returns None if there are no such queries.
+        """
         device, test = self.config.run.devices[0], self.prepared.test
         server, clients = self.chosen(), self._clients(self.best_round, "evaluate")
         key = self.prepared.key.at("round", self.best_round, "backdoor")

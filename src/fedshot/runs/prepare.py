@@ -65,7 +65,7 @@ def read_data(config: Config, data_dir: str | None = None) -> tuple[Config, Data
 
 
 def with_modules(config: Config, encoder: Any, backbone: Any) -> Config:
-    """Return the configuration with the modules, or None, that a Python program passes."""
+    """Return the configuration with the modules that a Python program passes; None: no change."""
     if encoder is not None:
         config = config.with_encoder(held(config.model.encoder, encoder))
     if backbone is not None:
@@ -74,7 +74,7 @@ def with_modules(config: Config, encoder: Any, backbone: Any) -> Config:
 
 
 def read_examples(config: Config, data_dir: str | None) -> Dataset:
-    """Return the dataset, as an encoder gets it if there is one.
+    """Return the dataset, before an encoder (if any) turns its examples into features.
 
     Raises DataError if it is missing.
     """
@@ -516,9 +516,9 @@ def _first(left_out: dict[int, str]) -> str:
 
 
 def _check_combination(config: Config) -> None:
-    """Raise ConfigError if two options change how replies are added, and exclude each other.
+    """Raise ConfigError for options that exclude each other, as both change how replies are added.
 
-    They are secure sums, differential privacy, attacks and robust aggregation.
+    Such options are secure sums, differential privacy, attacks and robust aggregation.
     """
     chosen = [
         name

@@ -36,9 +36,9 @@ class PrivacyPlan:
 
     Args:
         mechanism: how contributions are bounded, and how much noise is added.
-        accountant: counts the rounds at client level, and uploads of an example at example level.
+        accountant: counts the loss per round at client level, and per upload at example level.
         releases: exchanges of a round.
-        by_client: whether clients are hidden; else examples, which are uploaded once in a run.
+        by_client: whether clients are hidden; otherwise examples are, each uploaded once in a run.
         budget: the most epsilon that the run may spend; None for no limit.
         secure: whether clients add the noise, inside secure sums.
     """
@@ -51,13 +51,13 @@ class PrivacyPlan:
     secure: bool = False
 
     def epsilon(self, rounds: int, repeated: int = 0) -> float:
-        """Return epsilon after a number of rounds, and of rounds repeated with fresh noise."""
+        """Return epsilon after `rounds` rounds, and `repeated` repetitions with fresh noise."""
         if not self.by_client:
             rounds = min(rounds, 1)
         return self.accountant.epsilon(rounds + repeated)
 
     def to_json(self, rounds: int, repeated: int = 0) -> dict[str, Any]:
-        """Return what a private run's result.json says."""
+        """Return the entry "privacy" of a private run's result.json."""
         return {
             "level": "client" if self.by_client else "example",
             "epsilon": self.epsilon(rounds, repeated),
@@ -218,7 +218,7 @@ class PrivacyLedger:
         self.clips: dict[str, float] = {}
 
     def _repeated(self, round: int) -> int:
-        """Return how many rounds were begun and then repeated, if the run is at `round`."""
+        """Return how many rounds were begun but lost in a crash; `round` rounds are complete."""
         if not self._secret or not self._path.exists():
             return 0
         begun: int = records.read(self._path, _Ledger, records.COPY)["begun"]
@@ -229,7 +229,7 @@ class PrivacyLedger:
         return None if self._plan is None else self._plan.epsilon(round, self._repeated(round))
 
     def spent(self, round: int) -> dict[str, Any]:
-        """Return the entry of result.json after a round; {} without privacy."""
+        """Return the entry "privacy" of result.json after a round; {} without privacy."""
         return {} if self._plan is None else self._plan.to_json(round, self._repeated(round))
 
     def charge(self, round: int) -> None:

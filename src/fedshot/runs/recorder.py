@@ -99,7 +99,7 @@ class Record:
         elapsed: seconds since the previous record, including evaluation, by a monotonic clock; None
             for the first record that a process writes.
         ended: end of the round in UTC by the system clock, which may be set back.
-        extreme: client -> what of its reply was extreme; not in metrics.jsonl.
+        extreme: client -> text on what in its reply was extreme; not in metrics.jsonl.
         epsilon: privacy loss so far, at the run's privacy.delta; None without privacy.
     """
 

@@ -43,7 +43,7 @@ class _Spent(TypedDict):
 
 
 class AttackJson(TypedDict):
-    """The dishonest clients of a run, and the share of triggered queries that a backdoor wins."""
+    """The dishonest clients, and the share of triggered queries that take a backdoor's class."""
 
     liars: list[Whole]
     backdoor: NotRequired[Share | None]

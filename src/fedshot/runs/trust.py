@@ -21,7 +21,7 @@ _Numbers = Annotated[list[float], Field(min_length=3, max_length=3)]
 
 
 class PartInfluences(TypedDict):
-    """The clients' norm, cosine to the aggregate, and share that counted, for a part."""
+    """The influence on one part: for each client [norm, cosine to the aggregate, share kept]."""
 
     exchange: int
     work: str
@@ -73,7 +73,7 @@ def rewind(folder: Path, round: int) -> None:
 
 
 def extreme(measured: Iterable[Influences]) -> dict[int, str]:
-    """Return the clients with a norm far above the median of the cohort, each with a text."""
+    """Return a text for each client whose norm is far above the cohort's median, by client."""
     found: dict[int, str] = {}
     for one in measured:
         median = statistics.median(one.norms.values())
@@ -90,5 +90,5 @@ def extreme(measured: Iterable[Influences]) -> dict[int, str]:
 
 
 def _short(value: float) -> float:
-    """Return a number with six significant digits."""
+    """Round a number to six significant digits."""
     return float(f"{value:.6g}")

@@ -1,12 +1,12 @@
 """The data files of a deployment: one for each client, and the server's test data.
 
     client-000004.safetensors   x uint8 [n, H, W, C] and y int64 [n]; for texts ids, offsets, table
-    tests.safetensors           the same arrays for validation and test, and the rows' numbers
+    tests.safetensors           the same arrays for validation and test, and the rows' indices
 
-The metadata of a client's file list all classes, which have the same numbers on all nodes. If one
+The metadata of a client's file list all classes; a class has the same index on all nodes. If one
 dataset was split into the files, the metadata also hold the hashes of the dataset and of the client
 split. A server with the test data needs neither client files nor the dataset: rows keep their
-numbers in the whole dataset, so the test episodes and their hash are the same. The clients' rows
+indices in the whole dataset, so the test episodes and their hash are the same. The clients' rows
 are filled with black images or empty texts, which are never read.
 """
 
@@ -247,7 +247,7 @@ def write_tests(
     Args:
         folder: folder of the file.
         dataset: only its rows for validation and test are written.
-        rows: row numbers of the dataset, by part of the class split.
+        rows: row indices of the dataset, by part of the class split.
         base: class numbers of the base classes; the dataset may lack their examples.
         clients: number of clients.
         notes: further metadata, such as hashes of dataset and client split, or clients left out.
@@ -313,9 +313,10 @@ class ServerTestRun(PreparedRun):
 
 
 def _with_encoder(config: Config, held: str | None, path: Path) -> Config:
-    """Return the configuration with the hash of the encoder that computed the tests' features.
+    """Return the configuration, whose encoder (if any) gets the hash `held`.
 
-    Raises ConfigError if the configuration has another encoder, or none.
+    `held` is the hash of the encoder that computed the features in the test file `path`; None if
+    there was none. Raises ConfigError if the configuration has another encoder, or lacks one.
     """
     options = config.model.encoder
     if options is None:
@@ -331,7 +332,10 @@ def _with_encoder(config: Config, held: str | None, path: Path) -> Config:
 
 
 def _full_dataset(found: dict[str, Any], notes: dict[str, Any]) -> Dataset:
-    """Return a dataset with all rows; only those for validation and test are not filled with 0."""
+    """Return a dataset with the rows of `tests.safetensors` (arrays `found`, metadata `notes`).
+
+    All other rows of the whole dataset are filled with black images or empty texts.
+    """
     n, rows = int(notes["samples"]), found["rows"]
     y = np.full(n, notes["base"][0], dtype=np.int64)
     y[rows] = found["y"]

@@ -71,8 +71,8 @@ class FlowerFleet(Wrapper):
         deadline: seconds to wait for the replies of an exchange.
         limits: bounds on received messages.
         tell: logs dropped replies and rejected nodes.
-        entries: returns the operator's entry of each node, by node name; None if nodes have no
-            keys.
+        entries: returns the operator's record of each node, by node name, as `read_entries` does;
+            None if nodes have no keys.
         sizes: number of examples of each client, as far as the server knows.
         names_reducers: whether nodes are told how parts are combined, which attacks need to know.
     """
@@ -172,9 +172,9 @@ class FlowerFleet(Wrapper):
             self.node_registry.add_order(node, "void", round)
 
     def _reached(self, *versions: tuple[int, int]) -> Iterator[Node]:
-        """Yield the nodes that were sent work of these versions and may have stored states of them.
+        """Yield the nodes that were sent exchanges of these versions, and may have stored states.
 
-        A version is (round, number of the exchange in that round).
+        A version is (round, index of the exchange in that round).
         """
         names = set().union(*(self._sent.get(version, set()) for version in versions))
         yield from (node for node in self.node_registry if node.name in names)
@@ -208,7 +208,7 @@ class FlowerFleet(Wrapper):
         return text
 
     def open(self, round: int, sha: str) -> None:
-        """Make the states of a committed round readable."""
+        """Make the states of a committed round readable; `sha` is what `seal` returned for it."""
         sealed = _parse_seals(sha)
         self.bank.open(round, sealed.get("bank", ""))
         self._opened[round] = _bases(sealed)
@@ -220,7 +220,8 @@ class FlowerFleet(Wrapper):
     def rewind(self, round: int, sha: str) -> None:
         """Begin a new session from the states of a committed round.
 
-        A node is left out if it holds a client whose state is on another node.
+        `sha` is what `seal` returned for the round. A node is left out if it holds a client whose
+        state is on another node.
 
         Raises CheckpointError if a connected node does not have the states.
         """
@@ -297,7 +298,7 @@ def arrivals(
     """Yield one arrival for each client in `asked`, from a node's message.
 
     `name` is the node's name. `holds` gives the number of examples of each client, if known, to
-    check weights that are numbers of examples.
+    check weights that count examples.
     """
     if incoming.wire_message is None or incoming.reason:
         for client in asked:

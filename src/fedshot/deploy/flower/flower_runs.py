@@ -65,7 +65,10 @@ class Deployment(NamedTuple):
 
     @classmethod
     def new(cls, server: str, nodes: int, deadline: float, **more: Any) -> Deployment:
-        """Return the deployment of a new run. Raises ConfigError for an invalid deadline."""
+        """Return the deployment of a new run, which gets a random id; `more` are further fields.
+
+        Raises ConfigError for an invalid deadline.
+        """
         if not 1 <= deadline <= _WEEK:
             raise ConfigError(f"--deadline is {deadline:g}; expected 1 second to a week.")
         return cls(secrets.token_hex(16), 0, server, nodes, deadline, **more)

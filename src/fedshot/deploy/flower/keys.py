@@ -124,7 +124,7 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def load_public_keys(folder: Path) -> dict[str, bytes]:
-    """Return the public keys of a folder by node name, the stem of the file name."""
+    """Return the public keys in the .pub files of a folder, as PEM, by node name (file stem)."""
     return {path.stem: load_public_key(path) for path in sorted(folder.glob("*.pub"))}
 
 

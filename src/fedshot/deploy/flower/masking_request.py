@@ -1,4 +1,4 @@
-"""A request to mask replies, as JSON in the head of a message."""
+"""The request to mask replies in a secure sum, as JSON in the head of a message to a node."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ _DTYPES = {str(t).removeprefix("torch."): t for t in (
 
 
 def masking_to_json(masking: Masking) -> dict[str, Any]:
-    """Return the request as JSON values."""
+    """Return a masking request as JSON values."""
     reduce = {name: _to_json(reducer) for name, reducer in masking.reduce.items()}
     return {"clients": sorted(masking.clients), "cohort": masking.cohort, "reduce": reduce}
 
 
 def masking_from_json(found: dict[str, Any], limits: Limits) -> Masking:
-    """Parse a request. Raises an error of `received`, or CodecError, if it is invalid."""
+    """Parse what `masking_to_json` returned.
+
+    Raises CodecError, LookupError, TypeError, ValueError or OverflowError if it is invalid.
+    """
     reduce = {str(name): _from_json(one, limits) for name, one in found["reduce"].items()}
     return Masking(frozenset(map(int, found["clients"])), int(found["cohort"]), reduce)
 

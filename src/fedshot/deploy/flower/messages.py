@@ -131,7 +131,7 @@ def form_of(content: Tree) -> Form:
 
 
 def build(form: Form, flat: dict[str, Tensor], path: str, depth: int) -> Tree:
-    """Take from `flat` the leaves of a tree of this form below `path`, and return the tree.
+    """Return the tree of this form; its leaves, at paths below `path`, are removed from `flat`.
 
     Raises CodecError for a form that is invalid, lacks leaves or is deeper than `depth`.
     """

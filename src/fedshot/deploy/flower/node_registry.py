@@ -41,7 +41,7 @@ class Entry:
 
 
 def parse_clients(text: str) -> list[int]:
-    """Parse client numbers from a text such as `0-3,7`. Raises ConfigError if invalid."""
+    """Parse client ids from a text such as `0-3,7`. Raises ConfigError if invalid."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -214,7 +214,7 @@ class NodeRegistry:
         return next((node for node in self if node.number == number), None)
 
     def connected(self) -> dict[int, Node]:
-        """Return the connected nodes by number, after asking new ones for their clients."""
+        """Return the connected nodes by number; new ones are first asked for their clients."""
         connected, now = self.transport.connected(), time.monotonic()
         # A node that has disconnected is asked again as soon as it reconnects.
         self._left_out = {n: why for n, why in self._left_out.items() if n in connected}
@@ -228,7 +228,7 @@ class NodeRegistry:
         return {node.number: node for node in self if node.number in connected}
 
     def by_client(self) -> dict[int, Node]:
-        """Return the node of each client."""
+        """Return the node of each client, by client id."""
         return {client: node for node in self for client in node.clients}
 
     def begin_session(self, bases: Mapping[str, Seal], owners: Mapping[int, str] = {}) -> None:

@@ -96,8 +96,9 @@ class Operator:
     def register(self, keys: Mapping[str, bytes]) -> list[str]:
         """Register these nodes and unregister all others; return a message for each rejected one.
 
-        Flower registers a key only once: to register a key again, or under another name, the server
-        must be restarted. Raises HTTPError if the server does not respond.
+        `keys` has the public key of each node, as PEM, by node name. Flower registers a key only
+        once: to register a key again, or under another name, the server must be restarted. Raises
+        HTTPError if the server does not respond.
         """
         wanted: dict[bytes, str] = {}
         refused = []

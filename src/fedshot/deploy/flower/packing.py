@@ -133,7 +133,7 @@ def pack_client(
         folder: folder of the file.
         config: the configuration of all hosts.
         dataset: data of this host.
-        client: number of the client.
+        client: id of the client.
         notes: further metadata that must be equal in the files of all hosts.
 
     Returns:

@@ -84,7 +84,10 @@ class Policy:
         return cls(**found)
 
     def check_run(self, config: Config, clients: int) -> None:
-        """Raise PolicyError for a method, options, a cohort or an attack that is not allowed."""
+        """Raise PolicyError for a method, options, a cohort or an attack that is not allowed.
+
+        `clients` is the number of clients of the run.
+        """
         if config.attack is not None and not self.attack:
             asked = f"attack {short(config.settings['attack']['name'], 60)!r}"
             raise PolicyError(self._describe("attack", asked))

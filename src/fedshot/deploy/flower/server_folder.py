@@ -74,7 +74,7 @@ class ServerFolder:
         storage.write_bytes(self.folder / "server.json", json.dumps(found).encode(), sync=False)
 
     def address(self) -> tuple[str, bool, Limits]:
-        """Return the address, whether the server uses TLS, and its limits.
+        """Return the address, whether the server uses TLS, and its limits on messages.
 
         Raises ConfigError if no server was started with this folder.
         """

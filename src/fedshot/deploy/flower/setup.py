@@ -63,7 +63,7 @@ class Setup:
         return cls(run, text, prepared.base_classes, len(prepared.client_split.train), data, own)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the setup and the versions as JSON values."""
+        """Return the setup, with the versions of fedshot and of libraries, as JSON values."""
         versions = {"fedshot": __version__, "draws": [draws(), *_LIBRARIES]}
         return versions | asdict(self) | {"classes": list(self.classes)}
 

@@ -106,8 +106,9 @@ class Gate:
     ) -> None:
         """Pass a node's request once its body is received.
 
-        `signer` is the node's key if the signature was checked, else b"". Only checked requests
-        count against a key's quota, since an unchecked request may name any key.
+        The body has `length` bytes and must arrive within `seconds`. `signer` is the node's key if
+        the signature was checked, else b"". Only checked requests count
+        against a key's quota, since an unchecked request may name any key.
         """
         if signer and self._in_progress[signer] >= _MAX_REQUESTS:
             await _refuse(send, 503)

@@ -47,7 +47,7 @@ _REFERENCE = 128  # maximum bytes of a reference to another object
 
 
 def silence_flower() -> None:
-    """Set `QUIET` and Flower's log levels in this process; call it before using Flower."""
+    """Set environment variables (`QUIET`) and Flower's log levels; call it before using Flower."""
     os.environ.update(QUIET)
     for name in ("flwr", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -86,12 +86,12 @@ def proxy_to(host: str, *, secure: bool) -> str:
 
 
 def max_objects(limits: Limits) -> int:
-    """Return the largest number of objects that a message may have."""
+    """Return the largest number of Flower objects (separately sent parts) of a message."""
     return limits.message // FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE + _MAX_OTHERS
 
 
 def max_object_bytes(limits: Limits) -> int:
-    """Return the largest number of bytes of an object, or of any other request or response."""
+    """Return the largest size in bytes of an object, or of any other request or response."""
     return max(_CHUNK, limits.head) + _FRAME
 
 

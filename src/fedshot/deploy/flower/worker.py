@@ -81,7 +81,7 @@ class ClientRuntime:
     Args:
         method: the method of the run.
         fleet: runs the clients, and has their data and private states.
-        clients: numbers of the clients.
+        clients: ids of the clients.
         folder: where life.json is kept.
         run: options of the run, with the threads and the device of this node.
         tell: logs errors of single clients.
@@ -347,7 +347,7 @@ class Worker:
         return reply
 
     def log(self, head: Mapping[str, Any], reply: WireMessage) -> None:
-        """Add a message and its reply to the audit log, if there is a policy.
+        """Add a message and its reply to the audit log, if the node has a policy.
 
         `head` is the message's header, or {} if the message is not verified. If the log cannot be
         written, the node reports the error with `tell` and continues.

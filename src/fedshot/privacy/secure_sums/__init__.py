@@ -5,7 +5,8 @@ learning", figure 4, against an honest-but-curious server. Large cohorts use the
 Bell et al. 2020, "Secure single-server aggregation with (poly)logarithmic overhead".
 
 Each pair of neighbours agrees on a mask, which one adds to its upload and the other subtracts, so
-the masks cancel in the sum. Each client also adds a mask of its own. Shares of both secrets lie
-with its neighbours: the server asks them for the self mask of a client whose upload has arrived,
-and for the pair masks of a client that was lost, never for both.
+the masks cancel in the sum. Each client also adds a mask of its own, the self mask. Its neighbours
+hold shares of two secrets: one gives its self mask, the other its masks with neighbours. If the
+client's upload has arrived, the server asks them for the first; if it was lost, for the second;
+never for both.
 """

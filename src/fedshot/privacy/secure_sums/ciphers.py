@@ -21,7 +21,7 @@ _NO_NONCE = bytes(12)
 
 
 def derive(secret: bytes, purpose: str, *context: str | int) -> bytes:
-    """Return a key of 32 bytes for one purpose."""
+    """Return a key of 32 bytes, derived from `secret` for one purpose."""
     info = json.dumps(["fedshot secure sums", purpose, *context]).encode()
     key: bytes = HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(secret)
     return key

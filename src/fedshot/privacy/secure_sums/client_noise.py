@@ -1,9 +1,9 @@
 """Noise by the clients: each adds its share before it masks, and the server adds none.
 
 A client clips its parts, rounds them to the integers of the sum, and adds normal noise rounded to
-integers. The shares of all but one of the fewest clients that a secure sum accepts have the
-variance that the accountant assumes together, so epsilon also holds against each of these clients,
-who knows its own share. More clients add more noise.
+integers. If a secure sum has the fewest clients that it accepts, the noise of all but one of them
+has the variance that the accountant assumes. So epsilon also holds against each of these clients,
+who knows its own noise. More clients add more noise.
 
 Two sets of uploads are neighbours if one client's contributions are zeros in one of them. Cohorts
 are public: the server knows who takes part, so privacy is not amplified by sampling.
@@ -14,11 +14,11 @@ the sum of n such variables it is the n-th power of this series. For one normal 
 deviation s sqrt(n), plus n - 1 uniform ones of width 1, rounded as a whole, it is the series of
 F^n. The two differ only in products of different m, so no probability differs by more than
 4 n exp(-(pi s)^2 / 2). The second variable is computed from the result of a Gaussian mechanism.
-Here s is at least 2^18, and the difference 0 for every purpose; a normal number in float64 has 20
-bits below a unit. Kairouz et al. 2021, "The distributed discrete Gaussian mechanism for federated
-learning with secure aggregation", show the like for discrete normal noise.
+Here s is at least 2^18, so the difference is negligible; a normal sample in float64 has 20 bits
+below a unit. Kairouz et al. 2021, "The distributed discrete Gaussian mechanism for federated
+learning with secure aggregation", show a similar result for discrete normal noise.
 
-Range. The assumed deviation is 2**30 to 2**32 units, and at least 0.1 times the largest number of
+Range. The assumed deviation is 2**30 to 2**32 units, and at least 0.1 times the largest entry of
 a contribution. So 2**24 contributions add up to less than 0.16 times 2**62 units, and there is room
 for noise of 2**29 deviations. The noise of a sum has at most 1.6 times the assumed deviation.
 """

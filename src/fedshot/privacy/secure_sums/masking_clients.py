@@ -53,13 +53,13 @@ RandomBytes = Callable[[int], bytes]
 
 
 def of_the_system(key: Key) -> RandomBytes:
-    """Return the operating system's source of random bytes, for real clients."""
+    """Return the operating system's source of random bytes, for real clients; `key` is not used."""
     del key
     return secrets.token_bytes
 
 
 def simulated(key: Key) -> RandomBytes:
-    """Return a reproducible source of random bytes, for simulations: the run's seed gives it."""
+    """Return a reproducible source of random bytes, seeded by `key`, for simulations."""
     return key.at("secrets").numpy().bytes
 
 
@@ -102,8 +102,8 @@ class MaskingClients(Wrapper):
         fleet: runs the clients.
         random_bytes: returns a client's source of random bytes for a step of an exchange.
         noise: how clients clip and what noise they add; None for neither.
-        threshold: the least share of a client's neighbours, itself among them, that recover its
-            secrets; a server that asks for fewer is refused.
+        threshold: the least share of the group of a client and its neighbours whose help is needed
+            to recover the client's secrets. A client refuses a server that asks for fewer.
         signatures: sign the clients' keys, and check those of others; None for neither.
     """
 
@@ -179,7 +179,7 @@ class MaskingClients(Wrapper):
         return rows(*keys, signature[:KEY_BYTES], signature[KEY_BYTES:])
 
     def _shares(self, exchange: Exchange, client: int, message: Tree) -> Tree:
-        """Return the shares of the client's two seeds for each neighbour, encrypted for it."""
+        """Return, for each neighbour, shares of the client's two seeds, encrypted for it."""
         own = self._of(exchange, client)
         neighbours, threshold = message["clients"].tolist(), int(message["threshold"])
         n = len({client, *neighbours})
@@ -253,10 +253,10 @@ class MaskingClients(Wrapper):
             raise _RefusedError(f"{left} of {cohort} clients are too few for the noise of a sum")
 
     def _unmask(self, exchange: Exchange, client: int, message: Tree) -> Tree:
-        """Return a share of one secret of each neighbour, uint8 [m, 17], and of its own self seed.
+        """Return a share of one seed of each neighbour, uint8 [m, 17], and of its own self seed.
 
-        For a neighbour whose upload has arrived, it is a share of the self seed; for a lost one,
-        of the pair seed.
+        For a neighbour whose upload has arrived, it is a share of the neighbour's self seed; for a
+        lost one, of its pair seed.
         """
         own = self._of(exchange, client)
         asked, lost = message["clients"].tolist(), message["lost"].tolist()
@@ -290,7 +290,7 @@ def _signed(context: str, client: int, *keys: bytes) -> bytes:
 
 
 def _zeros(reduce: Mapping[str, Reducer]) -> dict[str, Tree]:
-    """Return parts of zeros."""
+    """Return the parts of a reply, by name, filled with zeros."""
     found = {}
     for name, reducer in reduce.items():
         assert isinstance(reducer, Mean | Sum), "secure sums refuse other reducers"

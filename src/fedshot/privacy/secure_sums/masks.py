@@ -13,7 +13,7 @@ from fedshot.protocol.exchange import Exchange
 
 
 def context_of(exchange: Exchange) -> str:
-    """Return a text that differs from one exchange of a run to another."""
+    """Return a text that identifies an exchange within its run."""
     return json.dumps([exchange.version, exchange.key.root, exchange.key.path])
 
 
@@ -36,25 +36,25 @@ def pair_mask(private: Any, public: bytes, context: str, pair: tuple[int, int], 
 
 
 def self_mask(self_seed: bytes, context: str, n: int) -> bytes:
-    """Return the mask of n bytes that only a client itself can derive, until it is recovered."""
+    """Return a client's own mask, n bytes; others can derive it only if they recover its seed."""
     return stream(derive(self_seed, "self mask", context), n)
 
 
 def sign(client: int, other: int) -> int:
-    """Return 1 if a client adds its mask with another, -1 if it subtracts it."""
+    """Return 1 if `client` adds the mask that it has in common with `other`, -1 if it subtracts."""
     return 1 if client < other else -1
 
 
 def point(client: int) -> int:
-    """Return the point at which a client's share of a secret is taken."""
+    """Return the point x of a client: its share of a secret is f(x), as in `shamir.split`."""
     return client + 1
 
 
 def rows(*texts: bytes) -> Tensor:
-    """Return texts of equal length as uint8 [number, length]."""
+    """Return byte strings of equal length as uint8 [strings, length]."""
     return torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8).view(len(texts), -1)
 
 
 def text(row: Tensor) -> bytes:
-    """Return one text of `rows`."""
+    """Return a row of `rows` as a byte string."""
     return row.numpy().tobytes()

@@ -23,7 +23,7 @@ def needed(threshold: float, n: int) -> int:
 
 
 def degree(n: int) -> int:
-    """Return the number of neighbours of each of n clients."""
+    """Return the number of neighbours of each client in a cohort of n clients."""
     return min(n - 1, 2 * math.ceil(5 * math.log2(n)))
 
 

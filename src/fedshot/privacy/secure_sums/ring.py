@@ -34,23 +34,23 @@ _NO_NUMBERS = torch.zeros(0, dtype=torch.int64)
 
 @dataclass
 class Element:
-    """Integers modulo 2**64, int64 [n], and integers modulo 2**1280."""
+    """Ring element: `vector`, integers modulo 2**64, int64 [n], and `scalars` modulo 2**1280."""
 
     vector: Ints
     scalars: list[int]
 
     @classmethod
     def zero(cls, numbers: int, scalars: int) -> Element:
-        """Return the element that changes nothing when it is added."""
+        """Return a zero: `numbers` integers modulo 2**64 and `scalars` integers modulo 2**1280."""
         return cls(np.zeros(numbers, np.int64), [0] * scalars)
 
     @property
     def nbytes(self) -> int:
-        """Size of a mask for this element."""
+        """Size in bytes of a mask for this element."""
         return self.vector.nbytes + SCALAR_BYTES * len(self.scalars)
 
     def add(self, other: Element, sign: int = 1) -> None:
-        """Add or subtract an element, in place."""
+        """Add an element (`sign` 1) or subtract it (-1), in place."""
         if sign > 0:
             self.vector += other.vector
         else:
@@ -60,7 +60,7 @@ class Element:
         ]
 
     def add_mask(self, stream: bytes, sign: int) -> None:
-        """Add or subtract a mask of `nbytes` pseudo-random bytes, in place."""
+        """Add (`sign` 1) or subtract (-1) a mask of `nbytes` pseudo-random bytes, in place."""
         n = self.vector.nbytes
         own = np.frombuffer(stream, np.dtype("<i8"), len(self.vector)).astype(np.int64, copy=False)
         scalars = [stream[i : i + SCALAR_BYTES] for i in range(n, len(stream), SCALAR_BYTES)]
@@ -94,7 +94,7 @@ def encode(reduce: Mapping[str, Reducer], cohort: int, reply: Reply) -> Element:
 
 
 def n_integers(reduce: Mapping[str, Reducer]) -> int:
-    """Return the number of integers of a reply's parts."""
+    """Return the number of integers modulo 2**64 that a reply's parts become."""
     return sum(len(part.integers()) for part in _sums(reduce, 1).values())
 
 

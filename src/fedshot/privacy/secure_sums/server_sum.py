@@ -1,8 +1,8 @@
 """The server's side of secure sums: it passes keys and shares on, and removes masks from the sum.
 
-The server keeps to the protocol (honest-but-curious). It learns who takes part, who is lost and
-where, and of each upload only its share in the sum. It does not check what clients send: a client
-checks its own reply, and the server that the sum is in range.
+The server keeps to the protocol (honest-but-curious). It learns who takes part, who is lost in
+which step, and of each upload only its share in the sum. It does not check what clients send: a
+client checks its own reply, and the server that the sum is in range.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SecureSums:
     fleet's clients are those of `MaskingClients`. Exchanges of an evaluation are not masked.
 
     Args:
-        threshold: share of a cohort, above 1/2, that must be left at each step. So many clients
+        threshold: share of a cohort, above 1/2, that must be left at each step. This many clients
             together can recover secrets of others.
         noise: the noise that clients add; None for none. With noise, the outcome's parts are sums
             in float64.
@@ -126,9 +126,10 @@ class _OneSum:
         faults: dict[int, Fault] | None = None,
         flaw: Callable[[Tree], str | None] | None = None,
     ) -> dict[int, Tree]:
-        """Send each client its message of a step; return the answers, of the form `like`.
+        """Send each client its message of a step; return the answers by client.
 
-        `flaw` returns a further reason to reject an answer.
+        `like` and `flaw` check the answers, as in `Gather`. Faults are added to `faults`, or by
+        default to those of the sum.
         """
         got = reduce_replies(
             self.fleet,
@@ -224,7 +225,10 @@ class _OneSum:
                 total.add_mask(mask, -sign(other, client))
 
     def _recovered(self, client: int, shares: Mapping[int, int]) -> bytes:
-        """Return the seed that the shares give."""
+        """Return a seed of a client from its shares, by `point`.
+
+        Raises _LostError if there are too few shares, or they are damaged.
+        """
         threshold = needed(self.threshold, len(self.near[client]) + 1)
         if len(shares) < threshold:
             raise _LostError(

@@ -65,7 +65,7 @@ class MLflow:
         return list(self._client.get_metric_history(self._id, name))
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """Log a round in one request, with `MARK` as the last metric: `last` is read from it."""
+        """Log a round in one request; the metric `MARK` comes last, and `last` is read from it."""
         now = int(1000 * time.time())
         order = sorted(values, key=lambda name: name == MARK)
         metrics = [self._entities.Metric(k, float(values[k]), now, round) for k in order]

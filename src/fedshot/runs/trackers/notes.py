@@ -14,7 +14,7 @@ MARK = "cost/megabytes_down"  # a metric of every round
 
 
 def result_name(values: Mapping[str, float]) -> str:
-    """Return the name in `values` that ends in test/accuracy, with NOT_HONEST/ before it or not."""
+    """Return the name test/accuracy in `values`, which may have NOT_HONEST/ before it."""
     return next(name for name in values if name.endswith("test/accuracy"))
 
 
