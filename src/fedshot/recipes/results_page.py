@@ -300,7 +300,7 @@ def _section(table: _Table, figures: str, linked: bool) -> dict[str, Any]:
 def _line(
     state: State, letters: Marks, table: _Table, linked: bool, extra: Sequence[str]
 ) -> list[str]:
-    """Return the texts of a cell's line in the recipe's table, with the columns `extra`.
+    """Return the texts of a cell's line in the recipe's table, with the additional columns `extra`.
 
     With `linked`, the accuracy links to the cell's page.
     """

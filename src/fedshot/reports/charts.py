@@ -244,7 +244,7 @@ def _heat(
     hover: str,
     titles: tuple[str, str],
 ) -> Any:
-    """Return a heat map of `z` [rows, columns] with categories, such as "7", as axes.
+    """Return a heat map of `z` [rows, columns]; its axes are categories, even if they are digits.
 
     `text` and `hover` are plotly's templates of the text in a cell and of its tooltip; `titles` are
     the titles of the x and y axes.
