@@ -199,7 +199,7 @@ def completed(
 def tracker_of(
     experiment: Experiment, kind: str | None, notify: Callable[[str], None]
 ) -> Tracker:  # fmt: skip
-    """Open a tracker of the run: "tensorboard", "wandb", "mlflow", or None for no tracker.
+    """Open the tracker `kind`: "tensorboard", "wandb" or "mlflow"; None for no tracker.
 
     `notify` is called with messages for the user.
     """
