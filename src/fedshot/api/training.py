@@ -199,7 +199,10 @@ def completed(
 def tracker_of(
     experiment: Experiment, kind: str | None, notify: Callable[[str], None]
 ) -> Tracker:  # fmt: skip
-    """Open the tracker of a run; `notify` is called with messages for the user."""
+    """Open the tracker `kind`: "tensorboard", "wandb" or "mlflow"; None for no tracker.
+
+    `notify` is called with messages for the user.
+    """
     chosen = experiment.config
     return Tracker(kind, experiment.folder, chosen.name, chosen.settings, notify)
 

@@ -21,7 +21,7 @@ def say_score(
     experiment: Experiment,
     baselines: Mapping[str, Score],
 ) -> None:
-    """Print a test score and the raw baselines, one line each, or together as JSON."""
+    """Print a test score and those of the baselines, one line each, or together as JSON."""
     from fedshot.config.schema import not_honest
     from fedshot.config.settings import at
     from fedshot.evaluation.episodic_test import far_below

@@ -47,7 +47,7 @@ def status(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print a table of runs or recipes' cells, and how the first differs from each other one."""
+    """Print a table of runs or of recipes' cells, and compare the first with each of the others."""
     found = compared(options.folders)
     if found.warning:
         tell(f"warning: {found.warning}")

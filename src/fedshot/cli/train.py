@@ -102,7 +102,10 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def _for_rounds(method: Any, text: str) -> Any:
-    """Return the method with `text` as its number of training rounds per test episode."""
+    """Return the method with `text`, a number, as its training rounds for each test episode.
+
+    Raises ConfigError for a method that does not train during the test.
+    """
     if TEST_ROUNDS not in {field.name for field in fields(method)}:
         raise ConfigError(
             f"--rounds is {text}, but {method.name} does not train during the test. Leave it out."

@@ -78,10 +78,11 @@ def _train(run: Experiment, _: Any) -> dict[str, Any]:
 
 
 def _follow(run: Experiment, order: dict[str, Any]) -> dict[str, Any]:
-    """Test with the models of another row's run, which is trained first if it is unfinished.
+    """Test with the models of another cell's run, trained first if unfinished; return the facts.
 
-    `order` is the JSON of a job with a `lead`, which describes the other run. If the two runs do
-    not train the same models, or some of the models were not kept, `run` is trained itself.
+    `order` is the JSON of a job whose `lead` describes the other run. If the two runs do not train
+    the same models, or some of the models were not kept, `run` is trained itself. The facts are
+    those that a recipe's table needs.
     """
     lead = _experiment(order["lead"])
     if not trained_alike(run, lead):
@@ -156,10 +157,11 @@ _CLASS_MEANS = {
 
 
 def class_means(prepared: PreparedRun, result: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return accuracy and interval of nearest class means of raw pixels or of given features.
+    """Return the accuracy and interval of classification by nearest class mean, keyed by input.
 
-    The key is "pixels" or "features"; texts have neither. Both are read from the run's `result` if
-    it contains them, else computed.
+    Images are classified by raw pixels (key "pixels"), given features as they are (key "features");
+    for texts, returns `{}`. The numbers are read from the run's `result` if it contains them, else
+    computed.
     """
     if prepared.dataset.kind not in _CLASS_MEANS:
         return {}

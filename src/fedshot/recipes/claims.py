@@ -72,11 +72,12 @@ class Front:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """The comparisons that decide a claim: one for each column and finished row `worse`.
+    """The comparisons that decide a claim: row `better` with each row of `worse`, by column.
 
-    `published` holds the paper's differences, in percentage points, for columns on the paper's
-    data; `seeds` the smaller number of seeds of each comparison's two rows. `untrained` counts the
-    comparisons in which validation chose round 0 of the better row for every seed.
+    Comparisons with an unfinished cell are left out. `published` holds the paper's differences, in
+    percentage points, for columns on the paper's data. `seeds` holds, for each comparison, the
+    smaller number of seeds of its two rows. `untrained` counts the comparisons in which validation
+    chose round 0 of the better row for every seed.
     """
 
     claim: Claim

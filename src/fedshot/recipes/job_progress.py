@@ -19,10 +19,10 @@ def show_jobs(
     *,
     silent: bool,
 ) -> None:
-    """Read all events of the worker processes, which train as they are read; show the progress.
+    """Run worker processes by reading all of their `events`, and show the progress.
 
-    A terminal shows `table()`, which is updated; elsewhere each event is a line, with the name
-    `named(job)`. With `silent`, nothing is shown.
+    A terminal shows `table()`, updated at each event. Elsewhere each event is a line that begins
+    with `named(job)`. With `silent`, nothing is shown.
     """
     console = Console(stderr=True)
     if silent or not console.is_terminal:

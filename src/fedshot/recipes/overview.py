@@ -40,7 +40,11 @@ class Line:
 def overview(
     recipe: Recipe, budget: str, seeds: int, data_dir: str | None, jobs: int | None
 ) -> Line:
-    """Return the line of a recipe in the list, without training anything."""
+    """Return the line of a recipe in the list, without training anything.
+
+    The time is estimated for `seeds` seeds and `jobs` processes at once; None for as many processes
+    as the cores allow.
+    """
     every = recipe.cells(budget) if recipe.rows else []
     ready = [cell for cell in every if cell.row.method in METHODS]
     refused = [timing.refused(cell, data_dir) for cell in ready]
@@ -60,7 +64,7 @@ def overview(
 
 
 def overview_text(lines: list[Line], options: argparse.Namespace) -> str:
-    """Return the list as a table."""
+    """Return the list as a text table, with a note on the budget and seeds of `options`."""
     columns = ("recipe", "what", "data here", "cells", "missing methods", "time")
     table = grid(columns, left=[name for name in columns if name != "cells"])
     for line in lines:
@@ -92,7 +96,7 @@ def _time(line: Line) -> str:
 
 
 def _datasets(recipe: Recipe, budget: str) -> list[Settings]:
-    """Return the settings of a cell of each dataset."""
+    """Return the settings of one cell for each dataset of the recipe."""
     if not recipe.rows:
         return [recipe.settings]
     cells = recipe.cells(budget, [f"{next(iter(recipe.rows))}/*"])

@@ -67,9 +67,10 @@ def _refusal(cell: Cell, error: ConfigError) -> str:
 
 
 def facts_of(prepared: PreparedRun) -> dict[str, Any]:
-    """Return facts about a run's data: name, hash, numbers of examples and clients, partition.
+    """Return facts about a run's data and partition: name, hashes, number of examples, clients.
 
-    They show whether two runs are comparable, and whether the data are complete.
+    They show whether two runs are comparable, and whether the data are complete. "clients" is
+    [clients that can form an episode, all clients]; "left_out" says why the others cannot.
     """
     partition = hashlib.sha256()
     for rows in prepared.client_split.train:
@@ -155,7 +156,7 @@ def seed_marks(result: CellResult) -> list[str]:
 def data_marks(every: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return notes on missing examples, and on clients that cannot form an episode.
 
-    `every` holds the facts of `facts_of` for the training run of each seed.
+    `every` holds what `facts_of` returned for the training run of each seed.
     """
     found = []
     for data in {one["data"]["digest"]: one["data"] for one in every}.values():

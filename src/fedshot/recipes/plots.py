@@ -119,7 +119,7 @@ def sweep(recipe: Recipe, states: Sequence[State], title: str = "") -> str:
 
 
 def along(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return a table's second figure, with the cells that `swept` returns; "" if there are none."""
+    """Return a figure, drawn by `sweep`, of the cells that `swept` returns; "" if there is none."""
     held = swept(states)
     axes = ", ".join(dict.fromkeys(name for state in held for name in state.cell.row.at))
     title = recipe.title_of(state.cell for state in held)

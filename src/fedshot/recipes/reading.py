@@ -118,9 +118,10 @@ def joined(recipe: Recipe, tree: Any, origin: str) -> Recipe:
 
 
 def _checked(what: str, tree: Any, parts: Mapping[str, _Part]) -> dict[str, Any]:
-    """Return a tree without nulls, and with tuples in place of lists.
+    """Return `tree` without nulls, and with tuples in place of lists.
 
-    Raises ConfigError for invalid keys or values.
+    `parts` describes the valid keys and values, and `what` names the tree in errors. Raises
+    ConfigError for invalid keys or values.
     """
     if not isinstance(tree, dict):
         raise ConfigError(f"{what} holds {tree!r:.60}; expected keys and values.")
@@ -142,7 +143,7 @@ def _checked(what: str, tree: Any, parts: Mapping[str, _Part]) -> dict[str, Any]
 
 
 def _keyed(what: str, kind: str, parts: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return (key, value) of each column, row or budget, as `kind` says.
+    """Return (key, value) of each column, row or budget in `parts`, whichever `kind` names.
 
     `what` names the recipe in errors. Raises ConfigError for invalid keys.
     """
@@ -213,7 +214,10 @@ def _row_may_set(settings: Mapping[str, Any]) -> tuple[str, ...]:
 def _check_places(
     what: str, places: Iterable[str], may: Sequence[str], *, searched: bool = True
 ) -> None:
-    """Raise ConfigError for options that a row may not set or, if `searched`, may not tune."""
+    """Raise ConfigError for key paths that a row may not set or, if `searched`, may not tune.
+
+    `places` are key paths of options, and `may` those that a row may set.
+    """
     for place in places:
         if not any(f"{place}.".startswith(f"{one}.") for one in may):
             raise ConfigError(
@@ -237,7 +241,7 @@ def _check_spaces(what: str, parts: Mapping[str, Any]) -> None:
 
 
 def _check_kind(recipe: Recipe, parts: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a key that only other kinds of recipes use."""
+    """Raise ConfigError if the file's content, `parts`, has a key for other kinds of recipes."""
     for part, kind, given in (
         ("against", "table", "against" in parts),
         ("axis", "curve", "axis" in parts),
@@ -274,7 +278,10 @@ def _check(recipe: Recipe) -> None:
 
 
 def _check_row(recipe: Recipe, row: Row) -> None:
-    """Raise ConfigError for a row whose search, rounds or shared training do not fit the recipe."""
+    """Raise ConfigError for a row that does not fit the recipe.
+
+    Checked are its search space, `exchanges`, `stops_after`, `trained_as`, `trained_in` and `at`.
+    """
     what = f"recipe {recipe.name}, row {row.key}"
     for a, b in product(row.tune, recipe.tune):
         if _overlap(a, b):

@@ -144,7 +144,10 @@ class CellResult:
 
     @property
     def first(self) -> Mapping[str, Any]:
-        """The facts about the training run of the first seed, where the seed does not matter."""
+        """The facts about the training run with the lowest seed.
+
+        For values that all seeds share, such as the data, and for plots of a single run.
+        """
         return self.seeds[min(self.seeds)]
 
     def command(self) -> str:
@@ -275,7 +278,8 @@ def shared(
         variant: its budget and tuning, such as "small-tune4".
         chosen: options that tuning chose for it.
         every: the results of finished cells of any recipe.
-        here: facts about the data on this machine; runs on other data are left out.
+        here: facts about the data on this machine; runs on other data are left out. None keeps
+            the runs on any data.
     """
     own = (cell.recipe.name, variant, cell.key)
     alike = [r for r in every
@@ -294,7 +298,7 @@ def shared(
 
 
 def kept(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts about a training run as they are stored, with counts for accuracies.
+    """Return the facts about a training run as they are stored, with counts in place of accuracies.
 
     "right" counts the correct predictions of each episode. Accuracies are stored instead if an
     episode's accuracy is a mean over clients. They are also stored if the episodes differ in their

@@ -92,7 +92,7 @@ def pages(
             tables); a recipe's page includes `RECIPE/notes.md` from it.
         recipes: the recipes by name.
         name: name of the front page, and of the folder of the other pages.
-        figures: `results`, relative to the page of a recipe.
+        figures: path of the folder `results`, relative to the page of a recipe.
         cells: whether to make a page for each cell, with links from the recipes' tables.
         every: the results of the finished cells in `results`; None to read them.
     """
@@ -186,8 +186,8 @@ def _front(front: Front, tables: _Tables, left_out: Sequence[str], name: str, li
 def _headline(table: _Table, paper: Paper, linked: str) -> list[list[str]]:
     """Return the lines of a paper's table on the front page: a heading, then a line per method.
 
-    A method's line has its published and own accuracies and the seeds. The list is empty if no cell
-    that the front page shows is finished.
+    A method's line has the published and fedshot's accuracies, and the number of seeds. The list is
+    empty if no cell that the front page shows is finished. `linked` is as for `_front`.
     """
     cells, labels = table.cells, [table.recipe.columns[column].label for column in paper.columns]
     lines = [
@@ -300,7 +300,7 @@ def _section(table: _Table, figures: str, linked: bool) -> dict[str, Any]:
 def _line(
     state: State, letters: Marks, table: _Table, linked: bool, extra: Sequence[str]
 ) -> list[str]:
-    """Return the texts of a cell's line in the recipe's table, with the columns `extra`.
+    """Return the texts of a cell's line in the recipe's table, with the additional columns `extra`.
 
     With `linked`, the accuracy links to the cell's page.
     """
@@ -456,7 +456,10 @@ def _seed(n: int, one: Mapping[str, Any]) -> list[str]:
 
 
 def _curve(every: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the validation curves of all seeds in pixels, with the ends of both axes."""
+    """Return the validation curves of all seeds in pixels, with the ends of both axes.
+
+    `every` holds the facts about each seed's run. None if no seed validated more than one round.
+    """
     curves = [(one["round"], validation_curve(one)) for one in every]
     curves = [(chosen, curve) for chosen, curve in curves if len(curve) > 1]
     if not curves:
@@ -478,7 +481,10 @@ def _curve(every: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _confusion(total: Mapping[str, Counter[str]]) -> list[list[str]]:
-    """Return the lines of a confusion matrix in percent; none if it has many classes."""
+    """Return the lines of a confusion matrix in percent; [] without 2 to `_CONFUSION` classes.
+
+    `total` is true class -> predicted class -> number of queries.
+    """
     names = sorted({*total, *itertools.chain(*total.values())})
     if not 1 < len(names) <= _CONFUSION:
         return []

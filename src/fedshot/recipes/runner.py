@@ -42,7 +42,7 @@ class State:
 
     @property
     def finished(self) -> list[Mapping[str, Any]]:
-        """The values that `cell_worker` returned for each finished seed of the cell, by seed."""
+        """The facts about the training run of each finished seed, in order of the seeds."""
         return [one for _, one in sorted(self.result.seeds.items())] if self.result else []
 
 
@@ -155,7 +155,7 @@ class RecipeRunner:
                 state.result = self.results.add(state.cell, variant, chosen, seed, found[seed])
 
     def _jobs(self) -> list[Job]:
-        """Return the jobs, sorted by seed; within a seed, cells that share a training come last."""
+        """Return the jobs, sorted by seed; within a seed, cells with a `lead` come last."""
         ready = sorted(self._ready(), key=lambda state: state.cell.lead is not None)
         return [
             self._job(state.cell, seed, "train", self._chosen(state.cell))

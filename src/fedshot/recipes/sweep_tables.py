@@ -135,7 +135,7 @@ def _page(sweep: Sweep, found: Rows) -> bytes:
 
 
 def as_json(found: Rows) -> str:
-    """Return rows as JSON."""
+    """Return the table of a sweep, `rows`, as JSON."""
     return json.dumps(found, indent=1) + "\n"
 
 
@@ -166,7 +166,10 @@ def _state(point: Point, *, is_chosen: bool) -> str:
 
 
 def _cells(row: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[Any, str]]:
-    """Return the entries of a table row as (value to sort by, text)."""
+    """Return the entries of a table row as (value to sort by, text).
+
+    `names` is `Sweep.short`: key path of each swept option -> its short name.
+    """
     accuracy, test, deviation = row["validation"], row["test"], row["deviation"]
     return [
         (row["rank"] or "", str(row["rank"] or "")),

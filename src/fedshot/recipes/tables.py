@@ -143,7 +143,7 @@ def ours(state: State) -> str:
 def difference(state: State) -> str:
     """Return fedshot's accuracy minus the published one in a cell of a recipe's table.
 
-    The unit is percentage points.
+    The unit is percentage points; "" if one of the two is missing.
     """
     if state.result is None or state.cell.published is None:
         return ""
@@ -162,7 +162,10 @@ def backdoor_note(states: Sequence[State]) -> list[str]:
 
 
 def _backdoor(state: State) -> float | None:
-    """Return the share of the queries with a trigger that get its class, mean over seeds."""
+    """Return the share of queries with a trigger that are predicted as the attacker's class.
+
+    It is the mean over seeds; None if it was not measured.
+    """
     shares = [one.get("attack", {}).get("backdoor") for one in state.finished]
     known = [share for share in shares if share is not None]
     return fmean(known) if known else None
@@ -181,7 +184,10 @@ def _data(states: Sequence[State]) -> list[str]:
 
 
 def class_means(states: Sequence[State]) -> list[str]:
-    """Return a line with the class means of pixels or given features in each column, if known."""
+    """Return lines with the accuracy of classification by nearest class mean in each column.
+
+    There is a line for raw pixels and one for given features, if these accuracies are known.
+    """
     lines = []
     for key, name in (("pixels", "Raw pixels"), ("features", "Given features")):
         texts = [

@@ -115,7 +115,8 @@ def write(
 ) -> Chosen:
     """Write a row's finished tuning trials to a file; return the options of the best trial.
 
-    The first is best if several are equal. Raises ConfigError if all trials diverge.
+    `wanted` holds the options of each trial, `facts` what the worker reported of it. The first is
+    best if several are equal. Raises ConfigError if all trials diverge.
     """
     accuracies = [accuracy(one) for one in facts]
     first = best(accuracies)

@@ -102,10 +102,10 @@ def training_metric(lines: Mapping[str, Line], metric: str, colours: Mapping[str
 
 
 def points(name: str, found: Sequence[tuple[Any, float, float]]) -> Figure:
-    """Return a figure of accuracy against an option.
+    """Return a figure of validation accuracy against the option `name`.
 
-    `found` holds a tuple for each point: the option's value, the accuracy, and the half-width of
-    the accuracy's interval.
+    `found` holds a tuple for each point of a sweep: the option's value, the accuracy, and the
+    half-width of the accuracy's interval.
     """
     values = [value for value, _, _ in found]
     numbers = all(type(value) in (int, float) for value in values)
@@ -128,7 +128,8 @@ def spread(
 ) -> Figure:
     """Return a figure of each client's accuracy, one row per method.
 
-    Diamonds mark `worst`, the mean accuracy of the worst tenth of the clients.
+    `clients` is label of a method -> accuracies of its clients. Diamonds mark `worst`, the mean
+    accuracy of the worst tenth of the clients.
     """
     figure = go.Figure()
     shown = dict(zip(clients, _distinct(list(clients), 24), strict=True))
@@ -158,12 +159,12 @@ def spread(
 def contributions(
     clients: Mapping[int, Sequence[tuple[int, float]]], liars: Collection[int], name: str
 ) -> Figure:
-    """Return a figure of a number of each client by round; `liars` stand out.
+    """Return a figure of the norm or cosine of each client's change of the model by round.
 
     Args:
-        clients: client -> (round, number) of each round with a reply.
-        liars: clients whose lines are thick and coloured.
-        name: what the numbers are, "norm" or "cosine"; norms have a logarithmic axis.
+        clients: client -> (round, value) for each round with a reply.
+        liars: dishonest clients, whose lines are thick and coloured.
+        name: what the values are, "norm" or "cosine"; norms have a logarithmic axis.
     """
     figure = go.Figure()
     coloured = sorted(set(liars) & set(clients))
@@ -243,7 +244,11 @@ def _heat(
     hover: str,
     titles: tuple[str, str],
 ) -> Any:
-    """Return a heat map whose axes are categories, even if the categories look like numbers."""
+    """Return a heat map of `z` [rows, columns]; its axes are categories, even if they are digits.
+
+    `text` and `hover` are plotly's templates of the text in a cell and of its tooltip; `titles` are
+    the titles of the x and y axes.
+    """
     figure = go.Figure()
     written = len(columns) <= _WRITTEN and len(rows) <= 2 * _WRITTEN
     gap = 2 if max(len(columns), len(rows)) <= 3 * _WRITTEN else 1

@@ -55,7 +55,7 @@ class Series:
     ) -> Series:
         """Return the curve through points (round, accuracy, interval), with the runs' mean cost.
 
-        Without `runs` the cost is unknown.
+        The cost is the megabytes and seconds spent so far; both are None without `runs`.
         """
         rounds = [round for round, _, _ in points]
         halves = [half for _, _, half in points if half is not None]

@@ -19,7 +19,10 @@ _UNSET = "\N{EN DASH}"
 
 
 def faults(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the lost and rejected replies of each run, and a sentence on runs that have none."""
+    """Return the faults of each run that has any, and a sentence on the other runs.
+
+    Faults are lost or rejected replies, and skipped rounds.
+    """
     clean = [run for run in runs if not any(r["faults"] or r["skipped"] for r in run.records)]
     names = joined([printable(run.label) for run in clean])
     if len(clean) > _NAMED:
@@ -82,7 +85,10 @@ def episodes(rows: Sequence[ComparisonRow]) -> list[tuple[str, str]]:
 
 
 def settings(groups: Groups) -> dict[str, Any]:
-    """Return each setting as (name, value per method, whether values differ), and a summary."""
+    """Return every setting as (name, value per method, whether values differ), and a summary.
+
+    "differ" holds only the settings that differ; "labels" names the methods.
+    """
     every = {label: _settings(runs) for label, runs in groups.items()}
     keys = dict.fromkeys(key for tree in every.values() for key in tree)
     rows = []

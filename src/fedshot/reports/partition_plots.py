@@ -28,7 +28,7 @@ def partition_picture(partition: Partition, labels: Ints, class_names: Sequence[
     are left out, and only the first 50 clients are shown.
 
     Args:
-        partition: row numbers of each client.
+        partition: the rows of the dataset that each client has.
         labels: class number of every row of the dataset, `dataset.y`.
         class_names: names by class number.
     """

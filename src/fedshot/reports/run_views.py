@@ -105,7 +105,7 @@ def holdings(federated: FederatedDataset) -> PartitionTable:
 
 
 def _chosen(prepared: PreparedRun, folder: Path) -> Tree:
-    """Return the server's state after the chosen round, trained on any device.
+    """Return the server's state after the chosen round, whatever device the run was trained on.
 
     Raises CheckpointError if there is no checkpoint, or it belongs to another run or other data.
     """
@@ -189,7 +189,10 @@ def _spread(n: int, most: int) -> Ints:
 def _flat(
     h: np.ndarray[Any, np.dtype[np.float64]],
 ) -> tuple[np.ndarray[Any, np.dtype[np.float64]], tuple[float, float] | None]:
-    """Project features h [n, d] on two principal axes; return [n, 2] and fractions of variance."""
+    """Project features h [n, d] on two principal axes; return [n, 2] and fractions of variance.
+
+    If d is 2, `h` is returned unchanged, with None for the fractions.
+    """
     if h.shape[1] == 2:
         return h, None
     h = h - h.mean(axis=0)

@@ -198,7 +198,10 @@ def _part_of(row: ComparisonRow) -> tuple[float, int]:
 
 
 def _joint(parts: Sequence[tuple[float, int]]) -> float:
-    """Return the half-width of the 95 % interval of a sum, from (variance, freedom) per summand."""
+    """Return the half-width of the 95 % interval of a sum of independent summands.
+
+    `parts` holds (variance, degrees of freedom) of each summand.
+    """
     v = sum(variance for variance, _ in parts)
     if not 0 < v < math.inf:
         return 0.0 if v == 0 else v
@@ -262,7 +265,11 @@ def baselines(groups: Mapping[str, Sequence[Run]]) -> list[ComparisonRow]:
 
 
 def combined(tests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return one score for several seeds on the same episodes."""
+    """Return the mean score of several seeds on the same episodes; `tests` holds each seed's score.
+
+    The interval is over episodes of the accuracies averaged over seeds or, if episodes cannot be
+    matched, the mean of the seeds' intervals.
+    """
     if len(tests) == 1:
         marks = tests[0].get("per_episode", ())
         return {**tests[0], "interval": half_width(marks)} if len(marks) > 1 else tests[0]

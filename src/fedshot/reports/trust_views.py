@@ -79,7 +79,11 @@ def _figures(i: int, run: Run, lines: Sequence[Mapping[str, Any]]) -> Iterator[F
 def _by_part(
     lines: Sequence[Mapping[str, Any]],
 ) -> dict[tuple[str, str], dict[int, list[tuple[int, list[float]]]]]:
-    """Return (work, part) -> client -> (round, [norm, cosine, share that counted])."""
+    """Return (client function, part of its reply) -> client -> [(round, [norm, cosine, share])].
+
+    The share is that of the client's part that counted in the aggregate. `lines` are those of
+    trust.jsonl, one for each round.
+    """
     found: dict[tuple[str, str], dict[int, list[tuple[int, list[float]]]]] = {}
     for line in lines:
         for part in line["parts"]:
@@ -90,7 +94,10 @@ def _by_part(
 
 
 def _outcome(run: Run, runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return a row of `OUTCOME`."""
+    """Return a run's row in the table with the columns `OUTCOME`.
+
+    The accuracy without attack is that of a run in `runs` with otherwise equal settings.
+    """
     result, attack = run.result or {}, run.settings.get("attack")
     test, done = result.get("test"), result.get("attack") or {}
     honest = [a for c, a in (test or {}).get("clients", {}).items()
@@ -125,7 +132,7 @@ def _summary(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _clients(run: Run, lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Return a row of `CLIENT` for each client, the dishonest ones first."""
+    """Return the table with the columns `CLIENT`: a row per client, the dishonest ones first."""
     numbers: dict[int, list[list[float]]] = defaultdict(list)
     left_out: dict[int, set[int]] = defaultdict(set)
     for line in lines:

@@ -149,8 +149,9 @@ def calibration_of(
 ) -> Calibration | None:
     """Return the stored calibration with the nearest way and shot, or None if there is none.
 
-    Only calibrations of the chosen round are considered. The shot counts more than the way, because
-    temperatures depend on it more. With `thresholds`, calibrations with thresholds are preferred.
+    Only calibrations of the chosen round are considered: those of `client` or, if there are none,
+    those of no single client. The shot counts more than the way, because temperatures depend on it
+    more. With `thresholds`, calibrations with thresholds are preferred.
     """
     fit = [one for one in stored(run.folder) if one.round == run.round]
     if thresholds:

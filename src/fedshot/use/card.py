@@ -65,7 +65,15 @@ def card_text(
     client: int | None,
     licence: str | None,
 ) -> str:
-    """Return the model card as Markdown; `encoders` are the encoder's files, one per format."""
+    """Return the model card as Markdown.
+
+    Args:
+        run: the run.
+        encoders: names of the encoder's files, one per format.
+        files: names of all exported files.
+        client: the client whose encoder was exported; None for the server's.
+        licence: licence of the training data; None for the known one of the dataset.
+    """
     settings, info = run.config.settings, run.dataset_info
     lines = [
         f"# {code(settings['name'])}: an encoder for few-shot recognition",

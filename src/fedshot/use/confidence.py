@@ -185,8 +185,9 @@ def thresholds_of(
 ) -> tuple[Unknown, ...]:
     """Return a threshold of `signal` [n] for each of `SHARES`.
 
-    Thresholds are fitted to the examples that are neither in the mask `known` nor in the mask
-    `half`. Their error rates are measured on the examples in `half`.
+    The masks `known` and `half` mark the examples of known classes and the half for measuring. The
+    thresholds are fitted to unknown examples of the other half. Their error rates are measured on
+    the examples in `half`.
     """
     fit, others, own = signal[~known & ~half], signal[~known & half], signal[known & half]
     episodes = torch.from_numpy(episode[~known & half])

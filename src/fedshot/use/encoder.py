@@ -106,7 +106,7 @@ class Encoder(nn.Module):
         return self.model.features({"body": body}, stats, x, mode)
 
     def _read(self) -> tuple[Tree, Tree]:
-        """Return (body, stats), rebuilt from the buffers."""
+        """Return the backbone's parameters and running statistics, rebuilt from the buffers."""
         body, stats = (
             tree.rebuild(like, {path: self.get_buffer(name) for path, name in names.items()})
             for like, names in zip((self._like, self._stats_like), self._names, strict=True)

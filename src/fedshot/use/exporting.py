@@ -126,7 +126,8 @@ class _Description(TypedDict, total=False):
 def _earlier(folder: Path, file: str, weights: str) -> dict[str, Any]:
     """Return the description that an earlier export of the same encoder left, or `{}`.
 
-    Raises ConfigError if the folder contains files of another encoder.
+    `file` is the file to write now, `weights` the hash of the encoder's weights. Raises ConfigError
+    if the folder contains files of another encoder.
     """
     path = folder / "encoder.json"
     others = [name for name in FILES.values() if name != file and (folder / name).exists()]

@@ -222,7 +222,10 @@ def as_json_lines(found: Sequence[FilePrediction], classes: Sequence[str]) -> st
 def _read(
     folder: Path, root: Path, inputs: Inputs, is_text: bool, skipped: list[Skipped]
 ) -> Iterator[_Example]:
-    """Yield the examples in the files below a folder, in order of file names."""
+    """Yield the examples in the files below a folder, in order of file names.
+
+    Unreadable files, and links out of `root`, are appended to `skipped`.
+    """
     for path in _files(folder, is_text, skipped):
         try:
             if not _is_inside(path, root):
@@ -242,7 +245,10 @@ def _table(
     *,
     labelled: bool,
 ) -> Iterator[_Example]:
-    """Yield the examples in the rows of a table; its columns are named as in the run's data."""
+    """Yield the examples in the rows of a table; its columns are named as in the run's data.
+
+    Rows that cannot be read are appended to `skipped`.
+    """
     if path.suffix.lower() not in TABLES:
         raise DataError(
             f"{path} is neither a folder nor a table of texts; expected a file that ends in "

@@ -199,7 +199,11 @@ class Inputs:
         return padded([torch.from_numpy(row) for row in rows])
 
     def _rows(self, x: np.ndarray[Any, Any]) -> Tensor:
-        """Return rows of word numbers. Raises InputError for one outside the run's vocabulary."""
+        """Return texts given as rows of word numbers, int32 [n, L].
+
+        A word number is a row of the run's word vectors; 0 is padding. Raises InputError for a
+        number outside the vocabulary, and for rows that are empty or too long.
+        """
         most = FIRST_WORD + len(self._info.words)
         if x.size and (x.min() < PADDING or x.max() >= most):
             raise InputError(

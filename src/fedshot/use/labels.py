@@ -72,7 +72,7 @@ def _absent(y: Any, found: Labels) -> list[int]:
 
 
 def encoded(labels: Labels) -> tuple[Labels, Labels]:
-    """Return (classes, class number of each label).
+    """Return (classes, index of each label's class).
 
     Classes are sorted or, if they cannot be compared, in the order of their first occurrence.
     """

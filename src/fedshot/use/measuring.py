@@ -160,7 +160,10 @@ def _without_one(tasks: Tasks, shot: int, key: Key) -> Tasks:
 
 
 def _labels(tasks: Tasks, y: np.ndarray[Any, Any]) -> list[Tensor]:
-    """Return the labels of the queries of each episode; -1 for classes outside its support."""
+    """Return the labels of the queries of each episode; -1 for classes outside its support.
+
+    `y` is the class of each row of the dataset.
+    """
     labels = []
     for u in range(len(tasks)):
         match = y[tasks.query[u]][:, None] == tasks.classes[u]
