@@ -1,4 +1,7 @@
-"""Option types with a valid range, which loading a configuration checks and JSON Schema states."""
+"""Option types with a valid range.
+
+The range is checked when a configuration is loaded, and is part of the JSON Schema.
+"""
 
 from typing import Annotated, TypeAlias
 

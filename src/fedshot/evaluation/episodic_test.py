@@ -173,7 +173,7 @@ class EvalEpisodes(LazyEpisodes):
         return examples(self._dataset, self._places[0][first:last]).to(self._device)
 
     def episode_index(self, u: int) -> EpisodeIndex:
-        """Return episode u with its examples as indices into the distinct examples."""
+        """Return episode u as indices into the distinct examples that `examples` returns."""
         tasks, places = self._tasks, self._places[1]
         rows, classes = tasks.support[u], tasks.classes[u]
         support, query = (torch.from_numpy(places[r]) for r in (rows, tasks.query[u]))

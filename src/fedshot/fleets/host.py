@@ -106,7 +106,7 @@ class Host:
         return self.finish(exchange, call, self._run_work(exchange, call))
 
     def placed(self, exchange: Exchange, device: torch.device | None = None) -> Exchange:
-        """Return the exchange with its message on a device (by default, the host's first device).
+        """Return the exchange with its message on a device (by default, the first of `devices`).
 
         The exchange is returned as it is if clients get different messages.
         """
@@ -132,7 +132,7 @@ class Host:
         return ClientCall(client, exchange.message(client), private, drawn)
 
     def _run_work(self, exchange: Exchange, call: ClientCall) -> Reply:
-        """Run an exchange's client function for one client, on the host's first device."""
+        """Run an exchange's client function for one client, on the first of `devices`."""
         if self.device.type == "cpu":
             return self.checks.run(exchange.work, *call[1:])
         return self.checks.run(exchange.work, *tree.to(call[1:], self.device)).on_cpu()

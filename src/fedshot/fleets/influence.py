@@ -65,7 +65,10 @@ class Influence(Wrapper):
         self._record, self._tell = record, tell
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield the fleet's arrivals; "clip" and "refuse" first wait for all valid replies."""
+        """Yield the fleet's arrivals.
+
+        With the policy "clip" or "refuse", valid replies are yielded once all have arrived.
+        """
         means = [name for name, reducer in exchange.reduce.items() if isinstance(reducer, Mean)]
         if self._policy == "off" or exchange.phase != "train" or not means:
             yield from self.fleet.replies(exchange)

@@ -140,7 +140,10 @@ class Liars:
 
 
 class Colluding(Wrapper):
-    """A fleet whose dishonest clients know the replies of the others."""
+    """A fleet whose dishonest clients know the honest clients' replies, and send the same lie.
+
+    This is so for a `Collusion`; other attacks change nothing here.
+    """
 
     def __init__(self, fleet: Fleet, liars: Liars) -> None:
         super().__init__(fleet)

@@ -1,4 +1,4 @@
-"""Private states of clients on the disk of their host, versioned by round.
+"""Private states of clients, versioned by round, on the disk of the machine that runs the clients.
 
 Each client and version has one file: `000017/r000042-00.safetensors` is the state of client 17
 after exchange 0 of round 42. A sampled client reads its newest version. No state stays in memory

@@ -15,7 +15,11 @@ R = TypeVar("R")
 
 
 class Sequential:
-    """A fleet that runs one client after another, in the order of the cohort."""
+    """A fleet that runs one client after another, in the order of the cohort.
+
+    Args:
+        host: holds the clients' data and private states, and runs the method's client functions.
+    """
 
     def __init__(self, host: Host) -> None:
         self.host = host

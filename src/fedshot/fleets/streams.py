@@ -21,10 +21,10 @@ from fedshot.protocol.exchange import Arrival, Exchange, Reply
 
 
 class Streams(Sequential):
-    """A fleet that distributes its clients over the host's devices.
+    """A fleet that distributes its clients over the devices of `host`.
 
     Args:
-        host: the host of the clients.
+        host: holds the clients' data and private states, and runs the method's client functions.
         most: maximum number of clients that a device runs at a time; fewer if memory is short.
     """
 

@@ -34,7 +34,7 @@ class Threads(Sequential):
     """A fleet of worker threads.
 
     Args:
-        host: the host of the clients.
+        host: holds the clients' data and private states, and runs the method's client functions.
         workers: number of threads that run clients.
         intra_op: number of torch threads per worker. Changing it changes the rounding of results.
     """

@@ -29,7 +29,7 @@ class Vectorised(Threads):
     separate stacks.
 
     Args:
-        host: the host of the clients.
+        host: holds the clients' data and private states, and runs the method's client functions.
         chunk: maximum number of clients in a chunk; chunks have nearly equal sizes. A stack needs
             memory for one batch and one model per client. A message that is the same for all
             clients is stored once.

@@ -21,7 +21,7 @@ ParallelMap = Callable[[Callable[[int], Tensor], Sequence[int]], list[Tensor]]
 
 
 class EpisodeIndex(NamedTuple):
-    """An evaluation episode as indices into the distinct examples."""
+    """An evaluation episode as indices into the distinct examples of a `FeatureCache`."""
 
     support: Tensor  # int64 [way * shot]
     support_y: Tensor  # int64 [way * shot], 0..way-1
@@ -47,7 +47,7 @@ class FeatureCache(Protocol):
         ...
 
     def episode_index(self, u: int) -> EpisodeIndex:
-        """Return the indices of episode u's examples among the distinct ones."""
+        """Return episode u as indices into the distinct examples that `examples` returns."""
         ...
 
 

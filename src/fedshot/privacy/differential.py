@@ -8,9 +8,10 @@ twice the clip. Example level: the method itself bounds what one example adds to
 nothing is clipped.
 
 The noise is added to the integers of the fixed-point sum. Rounding may raise each entry of a
-contribution by up to one unit of these integers. The unit is at most about 2**-60 times the number
-of all clients times the clip, or times 32 standard deviations of the noise if these are more. It is
-at least 2**-50 standard deviations, so that the noise covers the last bits of the data.
+contribution by up to one unit of these integers. The unit is at most 2**-60 times the largest of
+N b, 32 N s and 2**13 s. Here N is the number of all clients, b the bound on an entry of a
+contribution (at most the clip), and s the standard deviation of the noise. The unit is at least
+2**-50 s, so that the noise covers the last bits of the data.
 """
 
 from __future__ import annotations

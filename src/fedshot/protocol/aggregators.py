@@ -33,7 +33,10 @@ class Aggregator(ABC):
 
     @abstractmethod
     def combine(self, vectors: ClientVectors) -> tuple[Tensor, Tensor]:
-        """Return the combined vector, float64 [length], and how much of each vector counts [n]."""
+        """Return the combined vector, float64 [length], and how much of each vector counts, [n].
+
+        The second tensor has a value from 0 to 1 for each vector.
+        """
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class PlainMean(Aggregator):
     exact: ClassVar[bool] = True
 
     def combine(self, vectors: ClientVectors) -> tuple[Tensor, Tensor]:
-        """Return sum_k w_k x_k / sum_k w_k."""
+        """Return sum_k w_k x_k / sum_k w_k, and 1 for each vector, [n], since all count in full."""
         weights = vectors.weights
         return vectors.mix(weights / weights.sum()), torch.ones_like(weights)
 
@@ -59,7 +62,10 @@ class NormClipped(Aggregator):
     norm: Above0 | None = None
 
     def combine(self, vectors: ClientVectors) -> tuple[Tensor, Tensor]:
-        """Return sum_k w_k min(1, b / ||x_k||) x_k / sum_k w_k for the bound b."""
+        """Return sum_k w_k c_k x_k / sum_k w_k, and the factors c_k = min(1, b / ||x_k||), [n].
+
+        The bound b is `norm`, or the median norm if that is None.
+        """
         weights, norms = vectors.weights, vectors.norms
         bound = self.norm if self.norm is not None else float(norms.quantile(0.5))
         kept = torch.where(norms > bound, bound / norms, 1.0)
@@ -71,7 +77,11 @@ class CoordinateMedian(Aggregator):
     """The median of each coordinate (Yin et al. 2018): it holds while f < n / 2."""
 
     def combine(self, vectors: ClientVectors) -> tuple[Tensor, Tensor]:
-        """Return the medians; of an even number, the mean of the two middle values."""
+        """Return the median of each coordinate, and how much of each vector counts, [n].
+
+        The median of an even number of values is the mean of the two middle ones. The second tensor
+        has, for each vector, the share of coordinates in which its value is a middle one.
+        """
         n = len(vectors)
         return _by_coordinate(vectors, (n - 1) // 2)
 
@@ -88,7 +98,11 @@ class TrimmedMean(Aggregator):
     fraction: BelowHalf = 0.2
 
     def combine(self, vectors: ClientVectors) -> tuple[Tensor, Tensor]:
-        """Return the mean of the values that are left."""
+        """Return the mean of each coordinate without its f largest and f smallest values.
+
+        Also returns how much of each vector counts, [n]: the share of coordinates in which its
+        value is not left out.
+        """
         return _by_coordinate(vectors, _among(vectors, self.fraction))
 
 
@@ -119,7 +133,11 @@ class MultiKrum(Aggregator):
             )
 
     def combine(self, vectors: ClientVectors) -> tuple[Tensor, Tensor]:
-        """Return the mean of the vectors with the lowest scores; of equal ones, the first."""
+        """Return the mean of the vectors with the lowest scores, and which vectors these are.
+
+        Of equal scores, the first counts as the lowest. The second tensor, [n], is 1 for the chosen
+        vectors and 0 for the others.
+        """
         n = len(vectors)
         f = _among(vectors, self.fraction)
         squares = _squared_distances(vectors.products())
@@ -146,9 +164,10 @@ class GeometricMedian(Aggregator):
     """
 
     def combine(self, vectors: ClientVectors) -> tuple[Tensor, Tensor]:
-        """Return sum_k a_k x_k, with a_k proportional to 1 / distance by Weiszfeld's iteration.
+        """Return sum_k a_k x_k, and a_k / max_j a_j of each vector, [n].
 
-        The distances follow from the vectors' inner products, so the vectors are read twice.
+        Weiszfeld's iteration makes a_k proportional to 1 / (distance of x_k from the result). The
+        distances follow from the vectors' inner products, so the vectors are read twice.
         """
         g = vectors.products()
         shares = torch.full((len(vectors),), 1 / len(vectors), dtype=torch.float64)

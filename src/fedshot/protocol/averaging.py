@@ -69,8 +69,8 @@ def average(
             names.
         parts: the trees of floats to average, by name.
         key: key of the round.
-        max_weight: largest weight of a client, if weights count episodes or are 1; None if they
-            are the clients' numbers of examples.
+        max_weight: replies with a larger weight are rejected. None if the weights that `work`
+            returns are the clients' numbers of examples.
         down: trees that clients receive besides the parts.
         reduce: reducers for parts that clients upload besides the changes.
     """

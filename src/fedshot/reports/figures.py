@@ -114,7 +114,8 @@ def _tested(runs: Sequence[Run]) -> bool:
 def holdings(views: Mapping[str, DataViews]) -> Iterator[FigureBlock | str]:
     """Yield a figure of each client's examples per class, with a button for each partition.
 
-    Runs with equal partitions share a button.
+    Methods with equal partitions share a button. Also yields sentences that say for which methods
+    the figure is missing, and why.
     """
     alike: dict[PartitionTable, list[str]] = {}
     for label, view in views.items():
@@ -132,7 +133,10 @@ def holdings(views: Mapping[str, DataViews]) -> Iterator[FigureBlock | str]:
 
 
 def confusion(groups: Groups) -> Iterator[FigureBlock | str]:
-    """Yield a figure of confusion matrices, one for each method, summed over seeds."""
+    """Yield a figure of confusion matrices, one for each method, summed over seeds.
+
+    If runs were tested but no matrix was recorded, yields a sentence that says so.
+    """
     choices = []
     for label, runs in groups.items():
         total = total_confusion((run.result or {}).get("test", {}) for run in runs)
@@ -153,7 +157,10 @@ def confusion(groups: Groups) -> Iterator[FigureBlock | str]:
 
 
 def novel_classes(views: Mapping[str, DataViews]) -> Iterator[FigureBlock | str]:
-    """Yield a figure of novel examples in the feature space of each method's model."""
+    """Yield a figure of novel examples in feature space, with a button for each method's model.
+
+    Also yields sentences that say for which methods the figure is missing, and why.
+    """
     found = {label: view.map for label, view in views.items() if isinstance(view.map, Map)}
     if found:
         cut = next((m for m in found.values() if len(m.points) < m.classes), None)

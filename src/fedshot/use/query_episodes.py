@@ -61,7 +61,7 @@ class QueryEpisodes(LazyEpisodes):
         return self._x[first:last]
 
     def episode_index(self, u: int) -> EpisodeIndex:
-        """Return the indices of the examples of episode u."""
+        """Return episode u as indices into the distinct examples that `examples` returns."""
         places = torch.arange(len(self._x), device=self._x.device)
         first, last = self._span(u)
         return EpisodeIndex(places[: self._n], self._codes, places[first:last], len(self._classes))

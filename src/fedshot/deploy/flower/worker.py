@@ -6,10 +6,11 @@ last checkpoint; messages of earlier sessions are refused. A node that is killed
 within a session recovers the states that it had written; the server's next message says which of
 these states to drop.
 
-The server's orders are numbered within a session: `drop` states, `void` (discard) a round, or
-`seal` (commit) a round, which makes its states permanent. A seal is a pair (committed round, hash
-of the states). The server repeats an order until the node reports it as done; the node carries out
-each order once. This module does not depend on Flower.
+The server's orders (instructions) are numbered within a session: `drop` private states of clients,
+`void` (discard) a round, or `seal` (commit) a round, which makes its private states permanent. A
+seal is a pair (committed round, hash of the private states). The server repeats an order until the
+node reports it as done; the node carries out each order once. This module does not depend on
+Flower.
 """
 
 from __future__ import annotations
@@ -142,11 +143,12 @@ class ClientRuntime:
         )  # fmt: skip
 
     def start_session(self, session: int, base: Seal) -> None:
-        """Begin a session from the committed states `base`, or continue the current session.
+        """Begin a session from the private states of the round `base`, or continue the current one.
 
-        States committed after those of `base` are deleted. If `base` is `NO_SEAL`, training starts
-        again: all committed states are moved to another folder. That folder is deleted once the
-        last round in it, or a later round, is committed again.
+        `base` names a round whose private states are permanent (committed), and their hash. Private
+        states of later rounds are deleted. If `base` is `NO_SEAL`, training starts again: all
+        permanent states are moved to another folder. That folder is deleted once the last round in
+        it, or a later round, has permanent states again.
 
         Raises CheckpointError if a later session has begun, or the states of `base` are missing.
         """
@@ -166,9 +168,10 @@ class ClientRuntime:
         self._recovered = True
 
     def apply_orders(self, orders: list[Any]) -> None:
-        """Carry out the orders that this node has not yet carried out.
+        """Carry out the server's instructions that this node has not yet carried out.
 
-        Raises CodecError for an invalid order.
+        Each of these `orders` is a list: a number, "drop", "void" or "seal", and what it applies
+        to. Raises CodecError for an invalid order.
         """
         for order in orders:
             match order:
@@ -189,7 +192,12 @@ class ClientRuntime:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What every reply reports: the session, the last order carried out, the last commit."""
+        """What every reply reports to the server.
+
+        "life" is the number of the session, and "done" that of the server's last instruction that
+        this node has carried out. "sealed" is the last round whose private states were made
+        permanent, and their hash.
+        """
         return {"life": self._session, "done": self._done, "sealed": list(self._sealed)}
 
     def run_work(
@@ -259,7 +267,7 @@ class ClientRuntime:
                 yield Arrival(client, None, Fault("lost", text))
 
     def _open_seal(self, round: int, sha: str) -> None:
-        """Make the private states of a committed round readable; no state is changed."""
+        """Make a round's permanent private states, with the hash `sha`, readable; change none."""
         if round < self._sealed[0]:
             self._store.open(round, sha)
         elif (round, sha) != self._sealed:

@@ -151,7 +151,8 @@ def f2l_defaults(mode: F2LMode, *, text: bool) -> F2LDefaults:
     - Eq. (5): in "paper", its gradient reaches phi also through the client-model, whose inputs are
       features under phi; in "strict", it does not.
 
-    In both modes L_MI uses the fine-tuned psi~ of section 3.2.2, where eq. (5) has psi.
+    In both "paper" and "strict", L_MI uses the fine-tuned psi~ of section 3.2.2, where eq. (5) has
+    psi.
     """
     check_word("mode", mode, get_args(F2LMode))
     if mode == "strict":

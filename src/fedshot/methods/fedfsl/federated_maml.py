@@ -93,7 +93,11 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
 
     @property
     def reference_kind(self) -> Reference:
-        """Which reference model the clients' objective needs."""
+        """The reference model of the objective: "global" or "exclusive".
+
+        "global" is w^t, and "exclusive" the average of the other clients' models. If no reference
+        model is used, as here, the value is "global".
+        """
         return "global"
 
     @property

@@ -58,7 +58,11 @@ class RegularizedMaml(FederatedMaml):
 
     @property
     def reference_kind(self) -> Reference:
-        """Which reference model the objective needs; "global" (w^t) if it has no KL term."""
+        """The reference model of the KL term: "global" or "exclusive".
+
+        "global" is w^t, and "exclusive" the average of the other clients' models. Without a KL
+        term no reference model is used, and the value is "global".
+        """
         return self.reference if self.has_mi else "global"
 
     @property

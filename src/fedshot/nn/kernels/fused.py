@@ -145,16 +145,21 @@ class _Pooled(torch.autograd.Function):
 
 
 class _PooledGradient(torch.autograd.Function):
-    """Computes (dx, dweight, dbias) from (dy, x, weight), so that they can be differentiated again.
+    """The gradient of `_Pooled`: (dx, dweight, dbias) from (dy, x, weight).
 
-    With dz the gradient that reaches the maximum of a pool, S0 and S1 the sums of dz and of
-    dz (x - mean), M the number of values per channel, i = 1 / sqrt(var + eps) and s = weight * i:
+    It can be differentiated again. The gradient dz with respect to the output of batch norm is the
+    element of dy at the maximum of each pool, and 0 elsewhere. With S0 and S1 the sums of dz and of
+    dz (x - mean) per channel, M the number of values per channel, i = 1 / sqrt(var + eps) and
+    s = weight * i:
 
         dx = s dz - s S0 / M - s i^2 S1 (x - mean) / M,    dweight = i S1,    dbias = S0.
 
-    `backward` gets u, a and b, the gradients of these results. It differentiates
-    <u, dx> + a dweight + b dbias, where mean and i depend on x, too. With the ReLU first, x is the
-    ReLU's output, and values that the ReLU set to 0 get no gradient.
+    With `RELU_LAST`, dz is 0 also where the ReLU after the pool gives 0. With `RELU_FIRST`, the
+    formulas hold for max(x, 0), the output of the ReLU before batch norm, in place of x; dx is 0
+    where the ReLU gives 0.
+
+    `backward` gets u, a and b, the gradients with respect to dx, dweight and dbias. It
+    differentiates <u, dx> + a dweight + b dbias, where mean and i depend on x, too.
     """
 
     @staticmethod

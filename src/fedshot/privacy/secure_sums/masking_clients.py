@@ -179,7 +179,10 @@ class MaskingClients(Wrapper):
         return rows(*keys, signature[:KEY_BYTES], signature[KEY_BYTES:])
 
     def _shares(self, exchange: Exchange, client: int, message: Tree) -> Tree:
-        """Return, for each neighbour, shares of the client's two seeds, encrypted for it."""
+        """Return, for each neighbour, shares of the client's two seeds.
+
+        Only that neighbour can decrypt them.
+        """
         own = self._of(exchange, client)
         neighbours, threshold = message["clients"].tolist(), int(message["threshold"])
         n = len({client, *neighbours})
@@ -253,10 +256,11 @@ class MaskingClients(Wrapper):
             raise _RefusedError(f"{left} of {cohort} clients are too few for the noise of a sum")
 
     def _unmask(self, exchange: Exchange, client: int, message: Tree) -> Tree:
-        """Return a share of one seed of each neighbour, uint8 [m, 17], and of its own self seed.
+        """Return the client's shares of one seed of each neighbour and of the client's self seed.
 
-        For a neighbour whose upload has arrived, it is a share of the neighbour's self seed; for a
-        lost one, of its pair seed.
+        They are "others", uint8 [neighbours, 17], and "own", uint8 [1, 17]. For a neighbour whose
+        upload has arrived, the share is one of the neighbour's self seed. For a neighbour whose
+        upload was lost, it is one of the neighbour's pair seed.
         """
         own = self._of(exchange, client)
         asked, lost = message["clients"].tolist(), message["lost"].tolist()

@@ -1,4 +1,4 @@
-"""Masks and the seeds that they are derived from, as clients and server both need them."""
+"""Derives masks from seeds; used by the clients and by the server of a secure sum."""
 
 from __future__ import annotations
 

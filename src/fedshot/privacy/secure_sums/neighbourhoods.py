@@ -2,7 +2,7 @@
 
 In a cohort of n clients, each has all others as neighbours, or k = 2 ceil(5 log2 n) of them if
 that is fewer, so from 62 clients on. In this graph of Bell et al. 2020, section 3, the clients
-stand on a circle in random order, and each masks with the k / 2 on both sides.
+stand on a circle in random order, and each masks with its k / 2 nearest clients on each side.
 """
 
 from __future__ import annotations

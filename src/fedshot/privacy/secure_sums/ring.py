@@ -81,7 +81,8 @@ def encode(reduce: Mapping[str, Reducer], cohort: int, reply: Reply) -> Element:
     """Return a reply as an element: its parts, its weight, and its metrics times its weight.
 
     Args:
-        reduce: a `Mean` or `Sum` for each part of the reply, which finds no fault in it.
+        reduce: a `Mean` or `Sum` for each part of the reply. Its `fault` must have accepted the
+            part.
         cohort: number of clients whose replies may be added.
         reply: the reply, on the CPU.
     """

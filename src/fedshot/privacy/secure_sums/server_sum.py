@@ -1,8 +1,8 @@
 """The server's side of secure sums: it passes keys and shares on, and removes masks from the sum.
 
 The server keeps to the protocol (honest-but-curious). It learns who takes part, who is lost in
-which step, and of each upload only its share in the sum. It does not check what clients send: a
-client checks its own reply, and the server that the sum is in range.
+which step, and the sum of the uploads, but no single upload. It cannot check the values of a masked
+reply: each client checks its own reply, and the server checks that the sum is in range.
 """
 
 from __future__ import annotations
