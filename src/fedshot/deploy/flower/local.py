@@ -55,8 +55,7 @@ def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = Fa
     server_folder = ServerFolder(folder / "server")
     make_private_folder(folder)
     make_private_folder(server_folder.folder)
-    if prepared.config.attack is not None:
-        _policy(folder).write_text("attack: true\n", encoding="utf-8")
+    _policy(folder).write_text("attack: true\n", encoding="utf-8")
     if not (server_folder.folder / CERTIFICATE).exists():
         make_server_keys(server_folder.folder, ["localhost", "127.0.0.1"])
     if server_folder.nodes.exists():
@@ -81,12 +80,12 @@ def prepare(folder: Path, prepared: PreparedRun, nodes: int, *, begun: bool = Fa
 
 def node_command(folder: Path, i: int, address: str, device: str = "cpu") -> list[str]:
     """Return the command line that starts node i."""
-    node, policy = folder / f"node-{i}", _policy(folder)
+    node = folder / f"node-{i}"
     return [
         *PROGRAM, "flower", "node", "--server", address,
         "--ca", str(ServerFolder(folder / "server").ca), "--key", str(node / "node.key"),
         "--data", str(node / "data"), "--state", str(node / "state"), "--name", node.name,
-        "--device", device, *(["--policy", str(policy)] if policy.exists() else []),
+        "--device", device, "--policy", str(_policy(folder)),
     ]  # fmt: skip
 
 
