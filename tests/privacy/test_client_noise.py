@@ -102,14 +102,14 @@ def test_a_sum_has_the_assumed_noise_at_least_and_a_share_more_for_each_further_
 
 def test_noise_follows_from_key_client_and_part() -> None:
     noise = ClientNoise(Mechanism(1.0, 1.0), THRESHOLD, N, N)
-    reduce = {"a": Sum(ZEROS), "b": Sum(ZEROS)}
+    sums = noise.sums({"a": Sum(ZEROS), "b": Sum(ZEROS)})
     (first, again, other), secret = (
-        [noise.share(reduce, N, KEY.at(c)) for c in (0, 0, 1)],
+        [noise.share(sums, N, KEY.at(c)) for c in (0, 0, 1)],
         ClientNoise(Mechanism(1.0, 1.0, secret=True), THRESHOLD, N, N),
     )
     assert np.array_equal(first, again)
     assert len({*first.tolist(), *other.tolist()}) == 8
-    assert not np.array_equal(*(secret.share(reduce, N, KEY) for _ in range(2)))
+    assert not np.array_equal(*(secret.share(sums, N, KEY) for _ in range(2)))
 
 
 @pytest.mark.parametrize(("clip", "noise"), [(1e-6, 0.1), (1.0, 1.0), (1e4, 100.0)])

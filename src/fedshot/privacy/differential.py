@@ -93,6 +93,11 @@ class ClientLevel(Privacy):
     quantile: Quantile | None = None
     sampling: Literal["poisson", "fixed"] = "poisson"
 
+    def mechanism(self, noise: float, *, secret: bool = False) -> Mechanism:
+        """Return the mechanism with this noise multiplier; `secret` as in `Mechanism`."""
+        fixed = self.sampling == "fixed"
+        return Mechanism(noise, self.clip, quantile=self.quantile, fixed=fixed, secret=secret)
+
 
 @dataclass(frozen=True)
 class ExampleLevel(Privacy):

@@ -121,8 +121,7 @@ def planned(
     if run.secure_sums:
         _check_client_noise(options)
     if isinstance(options, ClientLevel):
-        fixed = options.sampling == "fixed"
-        mechanism = Mechanism(1.0, options.clip, quantile=options.quantile, fixed=fixed)
+        mechanism = options.mechanism(1.0)
     elif (sensitivity := method.example_sensitivity) is not None:
         mechanism = Mechanism(1.0, sensitivity=sensitivity)
     else:
@@ -189,8 +188,7 @@ def client_noise(config: Config, clients: int, *, secret: bool = False) -> Clien
         return None
     if options.noise is None:
         raise ConfigError("clients add the noise, and privacy.noise is missing. Set it.")
-    fixed = options.sampling == "fixed"
-    mechanism = Mechanism(options.noise, options.clip, fixed=fixed, secret=secret)
+    mechanism = options.mechanism(options.noise, secret=secret)
     cohort = min(config.run.cohort or clients, clients)
     return ClientNoise(mechanism, config.run.secure_threshold, clients, cohort)
 

@@ -1,8 +1,8 @@
-"""Signed keys of secure sums: nodes that know each other's public keys need not trust the server.
+"""Signed keys of secure sums: nodes that know each other's public keys check the keys of clients.
 
 The holder of a node gets the .pub and .json files of all nodes, as in the folder `nodes` of the
-server, from the other holders. The server can then neither exchange the keys that clients agree on
-nor invent clients.
+server, and compares them with the other holders. The server can then neither replace the keys from
+which clients derive masks nor invent clients.
 """
 
 from __future__ import annotations

@@ -97,15 +97,14 @@ class ClientNoise:
               for name, part in self.mechanism.clipped(reply.up).items()}  # fmt: skip
         return reply._replace(up=up, weight=1.0, metrics={})
 
-    def share(self, reduce: Mapping[str, Reducer], cohort: int, key: Key) -> Ints:
+    def share(self, sums: Mapping[str, Sum], cohort: int, key: Key) -> Ints:
         """Return a client's noise, int64 [n], in the order of the integers of an `Element`.
 
         Args:
-            reduce: as in `sums`.
+            sums: what the method `sums` returned.
             cohort: number of clients that were asked.
             key: seeds the noise, unless the mechanism draws it from the operating system.
         """
-        sums = self.sums(reduce)
         sizes = {name: sum(map(Tensor.numel, tree.leaves(one.like))) for name, one in sums.items()}
         # Rounding moves a contribution by at most sqrt(n) / 2 units, of at least 2**30 in a
         # deviation; if one client replaces another, two contributions are rounded.

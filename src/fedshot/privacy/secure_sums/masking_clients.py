@@ -231,9 +231,7 @@ class MaskingClients(Wrapper):
             own.cohort = masking.cohort
             sums, reply = self._noise.sums(masking.reduce), self._noise.contribution(reply)
             element = encode(sums, self._noise.population, reply)
-            element.vector += self._noise.share(
-                masking.reduce, masking.cohort, exchange.client_key(client)
-            )
+            element.vector += self._noise.share(sums, masking.cohort, exchange.client_key(client))
         element.add_mask(self_mask(own.self_seed, own.context, element.nbytes), 1)
         private = pair_key(own.pair_seed, own.context)
         for other in others:
