@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -213,12 +212,11 @@ def test_what_counted_of_each_client_is_reported() -> None:
     assert NormClipped().combine(vectors(x))[1][0] == pytest.approx(2 / (2 * FAR))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
 def test_a_disk_without_room_is_an_error_that_names_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import resource
-
+    """A limit on the size of files stands in for the full disk."""
+    resource = pytest.importorskip("resource", reason="only Unix can limit the size of files")
     monkeypatch.setattr(client_vectors, "IN_MEMORY", 0)
     found = ClientVectors(2, 200_000, torch.float32, tmp_path)
     found.add(1, torch.ones(200_000), 1.0)
