@@ -35,46 +35,13 @@ from fedshot.methods.personal.pfedfsl import PFedFSL
 from fedshot.methods.personal.pfedme import PFedMe
 from fedshot.protocol.method import Method
 
-METHODS: dict[str, type[Any]] = {
-    method.name: method
-    for method in (
-        FedAvgProbe,
-        FedBABU,
-        FedFSLNaive,
-        FedFSLProx,
-        FedFSLMI,
-        FedFSLMIAdv,
-        FedMeta,
-        F2L,
-        FLProto,
-        FRL,
-        FRLFedAvg,
-        FRLFinetune,
-        FRLFrozen,
-        FRLOneShot,
-        FRLPersonal,
-        FSLLocal,
-        FedNCM,
-        FedCGS,
-        FED3R,
-        FedAvg,
-        FedProx,
-        Ditto,
-        FedFomo,
-        FedProto,
-        FedRep,
-        HeurFedAMP,
-        PerFedAvg,
-        PFedMe,
-        PFedFSL,
-    )
-}
+METHODS: dict[str, type[Any]] = {}
 
 M = TypeVar("M", bound=type[Any])
 
 
 def register(method: M) -> M:
-    """Register a user's method in this process, so that configurations can name it.
+    """Register a method in this process, so that configurations can name it.
 
     This is a class decorator. Raises ConfigError if the class is not a complete
     `fedshot.protocol.method.Method`, or if another method has its name.
@@ -107,3 +74,37 @@ def register(method: M) -> M:
             "Choose another `name` for one of them."
         )
     return method
+
+
+for _method in (
+    FedAvgProbe,
+    FedBABU,
+    FedFSLNaive,
+    FedFSLProx,
+    FedFSLMI,
+    FedFSLMIAdv,
+    FedMeta,
+    F2L,
+    FLProto,
+    FRL,
+    FRLFedAvg,
+    FRLFinetune,
+    FRLFrozen,
+    FRLOneShot,
+    FRLPersonal,
+    FSLLocal,
+    FedNCM,
+    FedCGS,
+    FED3R,
+    FedAvg,
+    FedProx,
+    Ditto,
+    FedFomo,
+    FedProto,
+    FedRep,
+    HeurFedAMP,
+    PerFedAvg,
+    PFedMe,
+    PFedFSL,
+):
+    register(_method)
