@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.tree import Tree
-from fedshot.nn.kernels.tensors import checked, each, empty, library
+from fedshot.nn.kernels.tensors import NO_THIRD, checked, each, empty, library
 from fedshot.nn.models.layers import EPS, MOMENTUM, NO_STATISTICS, too_few
 from fedshot.nn.models.mode import Mode
 
@@ -179,7 +179,7 @@ class _PooledGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, u: Tensor, a: Tensor, b: Tensor) -> Any:
         if torch.is_grad_enabled():
-            raise RuntimeError("the kernels have no third derivatives; set FEDSHOT_KERNELS=off")
+            raise RuntimeError(NO_THIRD)
         dy, x, weight, mean, _, i, scale, shift, s0, s1 = ctx.saved_tensors
         (n, c, h, w), m, floor = x.shape, _values(x), ctx.cut.floor
         raised = x <= 0 if ctx.cut is RELU_FIRST else None

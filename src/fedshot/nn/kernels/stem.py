@@ -4,9 +4,9 @@
 
 It takes channels-last images of one or three channels. The feature map conv2d(x, filters), the
 largest tensor of the net, is not stored: its batch statistics follow from the mean and covariance
-of the image patches, by the equations in `stem.c`. The result equals that of the separate
-operations up to rounding, and does not depend on the number of threads. Gradients that are
-differentiated again are computed by the separate operations.
+of the image patches, by the equations in `stem.c`. The gradient and its own gradient do not need it
+either. The result equals that of the separate operations up to rounding, and does not depend on the
+number of threads.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from fedshot.core.tree import Tree
-from fedshot.nn.gradients import differentiated_twice, with_graph
 from fedshot.nn.kernels import fused
 from fedshot.nn.kernels import tensors as kernels
 from fedshot.nn.kernels.tensors import checked, empty, library, shared
-from fedshot.nn.models.layers import EPS, channels_last, contiguous, conv
+from fedshot.nn.models.layers import EPS, contiguous
 from fedshot.nn.models.mode import Mode
 
 _CHANNELS = (1, 3)  # supported by stem.c
@@ -34,8 +33,7 @@ _GROUP = 8  # images whose gradients are summed together, as in stem.c
 def fits(x: Tensor, filters: Tensor) -> bool:
     """Whether the kernels support these images and filters, and the gradients that are needed.
 
-    The kernels have no gradient with respect to images. They are not used for second derivatives
-    either, because these need the separate operations, which would compute the block once more.
+    The kernels have no gradient with respect to images, and no third derivatives.
     """
     return (
         x.shape[1] in _CHANNELS
@@ -45,7 +43,6 @@ def fits(x: Tensor, filters: Tensor) -> bool:
         and min(x.shape[-2:]) >= 2
         and x.shape[-1] <= _LONGEST
         and not (x.requires_grad and torch.is_grad_enabled())
-        and not differentiated_twice()
         and kernels.readable(x)
     )
 
@@ -84,7 +81,8 @@ class _Stem(torch.autograd.Function):
         checked(bias, f)
         rimmed, parts = _room_for_rims(x), _doubles(n, 45 * c * c + 9 * c)
         _shared("patches", n, [x], [h, w, c], [rimmed, parts], numbers=x.numel())
-        sizes = [_doubles(9 * c), _doubles(9 * c, f), _doubles(f), _doubles(f)]
+        sizes = [_doubles(9 * c, 9 * c), _doubles(9 * c), _doubles(9 * c, f)]
+        sizes += [_doubles(f), _doubles(f)]
         mean, var, shift, folded = empty(f), empty(f), empty(f), empty(9 * c, f)
         _call(
             "stem_norm", [parts, filters, weight, bias], [n, h, w, c, f, EPS],
@@ -93,31 +91,71 @@ class _Stem(torch.autograd.Function):
         y = empty(n, h // 2, w // 2, f)
         won = empty(n, h // 2, w // 2, f, dtype=torch.uint8)
         _shared("stem", n, [rimmed, folded, shift], [h, w, c, f], [y, won], numbers=y.numel())
-        ctx.save_for_backward(x, filters, weight, bias, rimmed, won, *sizes)
+        ctx.save_for_backward(filters, weight, rimmed, won, *sizes)
         ctx.mark_non_differentiable(mean, var)
         return y.permute(0, 3, 1, 2), mean, var
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
-        x, filters, weight, bias, rimmed, won, *sizes = ctx.saved_tensors
-        points = (filters, weight, bias)
-        if torch.is_grad_enabled():
-            return None, *with_graph(lambda *at: _separately(x, *at), points, dy)
-        (n, c, h, w), f = x.shape, len(filters)
+        return None, *_StemGradient.apply(dy, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+
+
+class _StemGradient(torch.autograd.Function):
+    """The gradient of `_Stem`: (dfilters, dweight, dbias) from (dy, filters, weight).
+
+    It can be differentiated again. With W the filters, m and S the mean and covariance of the image
+    patches, i = 1 / sqrt(var + eps), and A and S0 the sums of dy p and of dy over the maxima of the
+    pools, at the patches p:
+
+        S1 = W A - W m S0,    dW = weight i (A - S0 m - i^2 S1 S W),    dweight = i S1,    dbias = S0.
+
+    `backward` gets u, a and b, the gradients with respect to dW, dweight and dbias, and
+    differentiates <u, dW> + a dweight + b dbias. The derivative with respect to dy at a maximum is
+    that with respect to A, times p, plus that with respect to S0.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, dy: Tensor, filters: Tensor, weight: Tensor, rimmed: Tensor, won: Tensor,
+        *sizes: Tensor,
+    ) -> Any:  # fmt: skip
+        n, h, w, c, f = *_shape(rimmed), len(filters)
         groups, dy = -(-n // _GROUP), dy.contiguous(memory_format=torch.channels_last)
-        parts, grads = _doubles(groups, 9 * c + 1, f), [torch.empty_like(p) for p in points]
+        parts = _doubles(groups, 9 * c + 1, f)
+        grads = [torch.empty_like(filters), torch.empty_like(weight), torch.empty_like(weight)]
         _shared(
             "stem_sums", groups, [rimmed, won, dy], [n, h, w, c, f], [parts], numbers=dy.numel()
         )
-        _call("stem_grad", [parts, filters, weight, *sizes], [groups, c, f], grads)
-        return None, *grads
+        _call("stem_grad", [parts, filters, weight, *sizes[1:]], [groups, c, f], grads)
+        ctx.save_for_backward(filters, weight, rimmed, won, *sizes, parts[0])
+        return tuple(grads)
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor, a: Tensor, b: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(kernels.NO_THIRD)
+        filters, weight, rimmed, won, cov, m, by_cov, mu, i, sums = ctx.saved_tensors
+        (n, h, w, c), f = _shape(rimmed), len(filters)
+        at, u = _by_place(filters), _by_place(u)
+        by_patch, s0 = sums[:-1], sums[-1]
+        s1, um = (at * by_patch).sum(0) - mu * s0, m @ u
+        straight, bent = (u * by_patch).sum(0) - s0 * um, (u * by_cov).sum(0)
+        scale, cubed = weight * i, weight * i**3
+        of_s1 = a * i - cubed * bent
+        of_i = weight * straight - 3 * cubed / i * s1 * bent + a * s1
+        of_sums = torch.cat([scale * u + of_s1 * at, (b - scale * um - of_s1 * mu)[None]]).float()
+        of_at = of_s1 * (by_patch - m[:, None] * s0) - cubed * s1 * (cov @ u) - i**3 * of_i * by_cov
+        gdy = empty(n, h // 2, w // 2, f)
+        ins = [rimmed, of_sums[:-1], of_sums[-1], won]
+        _shared("stem_known", n, ins, [h, w, c, f], [gdy], numbers=gdy.numel())
+        of_filters = of_at.float().view(3, 3, c, f).permute(3, 2, 0, 1).contiguous()
+        of_weight = (i * (straight - i * i * s1 * bent)).float()
+        return gdy.permute(0, 3, 1, 2), of_filters, of_weight, *[None] * 7
 
 
-def _separately(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the y of `_Stem`, computed by operations that can be differentiated twice."""
-    with torch.autocast("cpu", enabled=False):
-        h = channels_last(conv({"weight": filters}, channels_last(x)))
-    return fused.pooled(h, weight, bias, EPS)[0]
+def _by_place(filters: Tensor) -> Tensor:
+    """Return filters [f, c, 3, 3] as float64 [9 c, f], in the order of a patch."""
+    return filters.permute(2, 3, 1, 0).reshape(-1, len(filters)).double()
 
 
 def _given(x: Tensor, filters: Tensor, shift: Tensor) -> Tensor:
@@ -137,6 +175,12 @@ def _given(x: Tensor, filters: Tensor, shift: Tensor) -> Tensor:
 def _room_for_rims(x: Tensor) -> Tensor:
     n, c, h, w = x.shape
     return empty(n, h + 2, w + 2, c)
+
+
+def _shape(rimmed: Tensor) -> tuple[int, int, int, int]:
+    """Return (n, h, w, c) of the images whose rims `_room_for_rims` made room for."""
+    n, h, w, c = rimmed.shape
+    return n, h - 2, w - 2, c
 
 
 def _doubles(*shape: int) -> Tensor:

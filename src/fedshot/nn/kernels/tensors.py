@@ -27,6 +27,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+NO_THIRD = "the kernels have no third derivatives; set FEDSHOT_KERNELS=off"
 MOST_CHANNELS = 1024  # the kernels keep one row of sums on the stack
 _MANY = 1 << 16  # fewest tensor elements for which one more thread is worthwhile
 

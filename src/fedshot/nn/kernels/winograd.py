@@ -11,9 +11,8 @@ Where `products.ours` is true, `tiles.c` computes all three steps instead, in bl
 the cache. On a Zen 5 this takes 0.67 of torch's time at 32 channels, 0.55 to 0.7 at 64 and 0.55 at
 160.
 
-First derivatives use the same algorithm; gradients that are differentiated again are computed by
-torch operations. The last digits depend on the number of threads and the processor, as torch's do.
-There is no forward-mode derivative.
+First and second derivatives use the same algorithm. The last digits depend on the number of threads
+and the processor, as torch's do. There is no third and no forward-mode derivative.
 """
 
 from __future__ import annotations
@@ -22,14 +21,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
-from fedshot.nn.gradients import differentiated_twice, with_graph
 from fedshot.nn.kernels import tensors
 from fedshot.nn.kernels.products import faster, ours, packed
 from fedshot.nn.kernels.tensors import (
     MOST_CHANNELS,
+    NO_THIRD,
     checked,
     empty,
     in_threads,
@@ -45,7 +43,7 @@ _SMALL = 96  # tiles in a block of `tiles.c`
 
 
 def fits(x: Tensor, filters: Tensor) -> bool:
-    """Whether the kernels support these inputs and filters, and no second derivative is needed.
+    """Whether the kernels support these inputs and filters.
 
     x is float32 [n, c, h, w] on a CPU and channels last, under no transform of `torch.func`. The
     numbers of input and of output channels must be multiples of 16, and at least 64, or at least 32
@@ -57,7 +55,6 @@ def fits(x: Tensor, filters: Tensor) -> bool:
         and x.shape[1] == filters.shape[1]
         and min(x.shape[2:]) > 1
         and (filters.dtype, filters.device) == (x.dtype, x.device)
-        and not differentiated_twice()
         and tensors.fits(x)
         and min(filters.shape[:2]) >= (32 if faster() else 64)
     )
@@ -112,22 +109,53 @@ class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, filters: Tensor, bias: Tensor | None = None) -> Tensor:
         u = _folded(filters)
-        ctx.save_for_backward(x, filters, u, *([] if bias is None else [bias]))
+        ctx.save_for_backward(x, filters, u)
         return _apply(x, u.transpose(1, 2), bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
-        x, filters, u, *bias = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *with_graph(_plainly, (x, filters, *bias), dy), *[None] * (1 - len(bias))
-        dy, asked = dy.contiguous(memory_format=torch.channels_last), ctx.needs_input_grad
+        asked = tuple(ctx.needs_input_grad)
+        found = _ConvGradient.apply(dy, *ctx.saved_tensors, asked)  # type: ignore[no-untyped-call]
+        return found[: len(asked)]
+
+
+class _ConvGradient(torch.autograd.Function):
+    """The gradient of `_Conv`: (dx, dfilters, dbias) from (dy, x, filters), None where not asked.
+
+    It can be differentiated again. It is bilinear, so that `backward` consists of convolutions, too.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, dy: Tensor, x: Tensor, filters: Tensor, u: Tensor, asked: tuple[bool, ...]
+    ) -> Any:
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        ctx.save_for_backward(dy, x, u)
+        ctx.set_materialize_grads(False)
         dx = _apply(dy, u, None, turned=True) if asked[0] else None
         by_filters = _by_filters(x, dy) if asked[1] else None
-        return dx, by_filters, dy.sum((0, 2, 3)) if bias and asked[2] else None
+        return dx, by_filters, dy.sum((0, 2, 3)) if asked[2:] == (True,) else None
 
-
-def _plainly(x: Tensor, filters: Tensor, bias: Tensor | None = None) -> Tensor:
-    return F.conv2d(x, filters, bias, padding=1)
+    @staticmethod
+    def backward(
+        ctx: Any, by_dx: Tensor | None, by_filters: Tensor | None, by_bias: Tensor | None
+    ) -> Any:
+        """Return the gradients with respect to dy, x and the filters."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(NO_THIRD)
+        dy, x, u = ctx.saved_tensors
+        of_dy = of_x = of_filters = None
+        if by_dx is not None:
+            by_dx = by_dx.contiguous(memory_format=torch.channels_last)
+            of_dy, of_filters = _apply(by_dx, u.transpose(1, 2), None), _by_filters(by_dx, dy)
+        if by_filters is not None:
+            v = _folded(by_filters.contiguous())
+            through = _apply(x, v.transpose(1, 2), None)
+            of_dy = through if of_dy is None else of_dy.add_(through)
+            of_x = _apply(dy, v, None, turned=True) if ctx.needs_input_grad[1] else None
+        if by_bias is not None:
+            of_dy = by_bias[:, None, None] + (torch.zeros_like(dy) if of_dy is None else of_dy)
+        return of_dy, of_x, of_filters, None, None
 
 
 def _folded(filters: Tensor) -> Tensor:

@@ -8,7 +8,8 @@
  *
  *     S1 = W A - mean S0,    dW = s (A - S0 m - i^2 S1 W S),    dweight = i S1,    dbias = S0,
  *
- * which follows from summing dx p with dx = s dz - s S0 / M - s i^2 S1 (x - mean) / M.
+ * which follows from summing dx p with dx = s dz - s S0 / M - s i^2 S1 (x - mean) / M. So the gradient
+ * depends on dy only through A and S0, and its own gradient needs no map either: see `stem.py`.
  *
  * The covariance is summed in double, because W S W' may be much smaller than the terms of S. Images
  * are [n, h + 2, w + 2, c] with a border of zeros. Element t of a patch is in row t / 3c, at place
@@ -142,16 +143,16 @@ void fedshot_patches(const float *restrict x, size from, size to, size h, size w
 }
 
 /* The batch norm of n images, from the `parts` of `fedshot_patches`, which are summed into those of
- * the first image. Of the patches: mean[9c] and W S [9c][f]. Of the map: mu[f] twice, inverse[f],
- * var[f]. The factors and summands of `fedshot_stem`: folded[9c][f] and shift[f]. */
+ * the first image. Of the patches: covariance[9c][9c], mean[9c] and W S [9c][f]. Of the map: mu[f]
+ * twice, inverse[f], var[f]. The factors and summands of `fedshot_stem`: folded[9c][f] and shift[f]. */
 void fedshot_stem_norm(double *restrict parts, const float *restrict filters,
                        const float *restrict weight, const float *restrict bias, size n, size h,
-                       size w, size c, size f, float eps, double *restrict mean,
-                       double *restrict spread, double *restrict mu, double *restrict inverse,
-                       float *restrict mu_float, float *restrict var, float *restrict folded,
-                       float *restrict shift) {
+                       size w, size c, size f, float eps, double *restrict covariance,
+                       double *restrict mean, double *restrict spread, double *restrict mu,
+                       double *restrict inverse, float *restrict mu_float, float *restrict var,
+                       float *restrict folded, float *restrict shift) {
     size d = 3 * c, all = 3 * d, each = 5 * d * d + 3 * d;
-    double m = (double)n * (double)h * (double)w, covariance[PATCH * PATCH], square[WIDEST];
+    double m = (double)n * (double)h * (double)w, square[WIDEST];
     double turned[PATCH * WIDEST];
     for (size i = 1; i < n; i++)
         for (size k = 0; k < each; k++) parts[k] += parts[i * each + k];
@@ -204,11 +205,11 @@ ALONE lanes either(words where, lanes a, lanes b) {
     return (lanes)((where & (words)a) | (~where & (words)b));
 }
 
-/* `many` neighbouring pools of 2 LANES filters: y, and the index of the maximum, or 4 if the ReLU
- * gives 0. */
+/* `many` neighbouring pools of 2 LANES filters: y, and in `won` the index of the maximum, or 4 if the
+ * ReLU gives 0. If `known`, `won` is given and y is the value at that index, or 0 for 4. */
 ALONE void stem_pools(const float *restrict at, size line, const size c, const size many,
                       const float *restrict folded, const float *restrict shift, size f,
-                      float *restrict y, uint8_t *restrict won) {
+                      const int known, float *restrict y, uint8_t *restrict won) {
     lanes a[4 * POOLS][2];
 #pragma GCC unroll 8
     for (size i = 0; i < 4 * many; i++) {
@@ -232,6 +233,13 @@ ALONE void stem_pools(const float *restrict at, size line, const size c, const s
         size pool = i / 2, half = i % 2;
         lanes a0 = a[4 * pool][half], a1 = a[4 * pool + 1][half];
         lanes a2 = a[4 * pool + 2][half], a3 = a[4 * pool + 3][half], none = {0};
+        if (known) {
+            words who = __builtin_convertvector(*(bytes *)(won + pool * f + half * LANES), words);
+            lanes first = either(who == 0, a0, either(who == 1, a1, none));
+            lanes y_known = either(who == 2, a2, either(who == 3, a3, first));
+            *(lanes *)(y + pool * f + half * LANES) = y_known;
+            continue;
+        }
         words upper = a1 > a0, lower = a3 > a2;
         lanes p = either(upper, a1, a0), q = either(lower, a3, a2);
         words below = q > p, who = (below & (2 - lower)) | (~below & -upper);
@@ -244,18 +252,18 @@ ALONE void stem_pools(const float *restrict at, size line, const size c, const s
 }
 
 ALONE void stem_image(const float *restrict image, size h, size w, const size c, size f,
-                      const float *restrict folded, const float *restrict shift, float *restrict y,
-                      uint8_t *restrict won) {
+                      const float *restrict folded, const float *restrict shift, const int known,
+                      float *restrict y, uint8_t *restrict won) {
     size ph = h / 2, pw = w / 2, line = (w + 2) * c;
     for (size k = 0; k < f; k += 2 * LANES)
         for (size r = 0; r < ph; r++) {
             const float *row = image + 2 * r * line;
             size q = 0, at = r * pw * f + k;
             for (; q + POOLS <= pw; q += POOLS, at += POOLS * f)
-                stem_pools(row + 2 * q * c, line, c, POOLS, folded + k, shift + k, f, y + at,
-                           won ? won + at : won);
+                stem_pools(row + 2 * q * c, line, c, POOLS, folded + k, shift + k, f, known,
+                           y + at, won ? won + at : won);
             if (POOLS > 1 && q < pw)
-                stem_pools(row + 2 * q * c, line, c, 1, folded + k, shift + k, f, y + at,
+                stem_pools(row + 2 * q * c, line, c, 1, folded + k, shift + k, f, known, y + at,
                            won ? won + at : won);
         }
 }
@@ -270,9 +278,23 @@ void fedshot_stem(const float *restrict rimmed, const float *restrict folded,
         const float *image = rimmed + i * (h + 2) * (w + 2) * c;
         uint8_t *which = won ? won + i * pools : won;
         if (c == 1)
-            stem_image(image, h, w, 1, f, folded, shift, y + i * pools, which);
+            stem_image(image, h, w, 1, f, folded, shift, 0, y + i * pools, which);
         else
-            stem_image(image, h, w, 3, f, folded, shift, y + i * pools, which);
+            stem_image(image, h, w, 3, f, folded, shift, 0, y + i * pools, which);
+    }
+}
+
+/* y = conv(x) + shift at the indices `won`, and 0 where they are 4. */
+void fedshot_stem_known(const float *restrict rimmed, const float *restrict filters,
+                        const float *restrict shift, uint8_t *restrict won, size from, size to,
+                        size h, size w, size c, size f, float *restrict y) {
+    size pools = (h / 2) * (w / 2) * f;
+    for (size i = from; i < to; i++) {
+        const float *image = rimmed + i * (h + 2) * (w + 2) * c;
+        if (c == 1)
+            stem_image(image, h, w, 1, f, filters, shift, 1, y + i * pools, won + i * pools);
+        else
+            stem_image(image, h, w, 3, f, filters, shift, 1, y + i * pools, won + i * pools);
     }
 }
 
