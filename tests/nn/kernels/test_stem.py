@@ -17,7 +17,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.learners.proto import Proto
-from fedshot.nn.gradients import differentiated_twice, value_and_grad
+from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.kernels import stem
 from fedshot.nn.models.backbones import Conv4
 from fedshot.nn.models.layers import batch_norm, conv
@@ -216,16 +216,16 @@ def test_not_a_number_wins_its_pool_under_given_statistics(place: tuple[int, int
     assert torch.isnan(y[1, :, 1, 2]).all()
 
 
-def test_second_derivatives_are_those_of_the_separate_operations() -> None:
-    x, filters, p, _, dy = block((3, 3, 8, 6, 32))
+@pytest.mark.parametrize("shape", [SHAPES[0], *SHAPES[3:6]])
+def test_second_derivatives_are_those_of_the_separate_operations(shape: tuple[int, ...]) -> None:
+    x, filters, p, _, dy = block(shape)
 
     def twice(op: object, cast: object) -> tuple[Tensor, ...]:
         of, a, b = points(cast(filters), cast(p))  # type: ignore[operator]
         y = op(a, b)[0]  # type: ignore[operator]
-        first = torch.autograd.grad((y * dy.to(y.dtype)).sum(), of, create_graph=True)
-        return torch.autograd.grad(
-            sum((g**2).sum() for g in first), of, allow_unused=True, materialize_grads=True
-        )
+        loss = (y * dy.to(y.dtype)).sum() + (y**2).sum() / 2  # its gradient depends on y, too
+        first = torch.autograd.grad(loss, of, create_graph=True)
+        return torch.autograd.grad(sum((g**2).sum() / len(y) for g in first), of)
 
     mode = Mode(norm="batch")
     found = twice(lambda a, b: stem.stem(a, b, {}, x, mode), lambda t: t)
@@ -308,20 +308,13 @@ def test_what_the_kernels_cannot_take_goes_the_plain_way() -> None:
     assert not stem.fits(four, torch.randn(32, 4, 3, 3))
 
 
-def test_a_gradient_that_is_differentiated_again_goes_the_plain_way() -> None:
-    x, filters, *_ = block((2, 3, 6, 6, 32))
-    seen = []
-
-    def look(w: Tree) -> tuple[Tensor, Tree]:
-        seen.append((differentiated_twice(), stem.fits(x, w["weight"])))
-        return w["weight"].sum(), {}
-
-    value_and_grad(look, tree.map(Tensor.requires_grad_, filters), differentiable=True)
-    value_and_grad(look, filters)
-    assert seen == [(True, False), (False, True)]
-    with pytest.raises(ZeroDivisionError):
-        value_and_grad(lambda _: 1 / 0, filters, differentiable=True)  # type: ignore[arg-type,return-value]
-    assert not differentiated_twice()
+def test_third_derivatives_are_refused() -> None:
+    x, filters, p, _, dy = block((2, 3, 6, 6, 32))
+    of, a, b = points(filters, p)
+    y = stem.stem(a, b, {}, x, Mode(norm="batch"))[0]
+    first = torch.autograd.grad((y**2 * dy).sum(), of, create_graph=True)
+    with pytest.raises(RuntimeError, match="no third derivatives"):
+        torch.autograd.grad(sum((g**2).sum() for g in first), of, create_graph=True)
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -122,12 +122,12 @@ class _Conv(torch.autograd.Function):
 class _ConvGradient(torch.autograd.Function):
     """The gradient of `_Conv`: (dx, dfilters, dbias) from (dy, x, filters), None where not asked.
 
-    It can be differentiated again. It is bilinear, so that `backward` consists of convolutions, too.
+    It can be differentiated again. It is bilinear, so that `backward` computes convolutions, too.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, dy: Tensor, x: Tensor, filters: Tensor, u: Tensor, asked: tuple[bool, ...]
+        ctx: Any, dy: Tensor, x: Tensor, _filters: Tensor, u: Tensor, asked: tuple[bool, ...]
     ) -> Any:
         dy = dy.contiguous(memory_format=torch.channels_last)
         ctx.save_for_backward(dy, x, u)
