@@ -107,7 +107,8 @@ class _StemGradient(torch.autograd.Function):
     patches, i = 1 / sqrt(var + eps), and A and S0 the sums of dy p and of dy over the maxima of the
     pools, at the patches p:
 
-        S1 = W (A - S0 m),    dW = weight i (A - S0 m - i^2 S1 S W),    dweight = i S1,    dbias = S0
+        S1 = W (A - S0 m),    dW = weight i (A - S0 m - i^2 S1 S W),
+        dweight = i S1,       dbias = S0
 
     `backward` gets u, a and b, the gradients with respect to dW, dweight and dbias, and
     differentiates <u, dW> + a dweight + b dbias. The derivative with respect to dy at a maximum is
