@@ -338,3 +338,22 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
         assert error.value.errno == code
     with pytest.raises(FileNotFoundError):
         regular_files.open_regular(tmp_path / "none")
+
+
+@pytest.mark.parametrize(("n", "offered", "single"), [(3, True, 3), (40, True, 0), (40, False, 40)])
+def test_many_files_are_flushed_at_once_where_the_system_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int, offered: bool, single: int
+) -> None:
+    paths = [tmp_path / str(i) for i in range(n)]
+    for path in paths:
+        path.write_bytes(b"x")
+    flushed: list[Path] = []
+    monkeypatch.setattr(storage, "flush", flushed.append)
+    monkeypatch.setattr(storage, "_flush_file_system", lambda _: offered)
+    storage.flush_all(paths, tmp_path)
+    assert flushed == paths[:single]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux flushes one file system")
+def test_linux_flushes_a_file_system(tmp_path: Path) -> None:
+    assert storage._flush_file_system(tmp_path)

@@ -270,3 +270,11 @@ def test_an_accumulator_serves_the_cohort_without_keeping_replies() -> None:
     work = ClientWork(Echo(), "echo")
     exchange = Exchange(work, {}, tuple(range(50)), {"x": Mean(ONE)}, Key(0), (1, 0))
     assert reduce_replies(Counting(), exchange)["x"].tolist() == [1.0]
+
+
+def test_a_cohort_of_a_million_clients_is_uniform() -> None:
+    clients = Clients(Loop(), range(10**6), cohort=1000)
+    cohorts = [clients.sample(KEY.at(i)) for i in range(50)]
+    assert all(len(set(cohort)) == 1000 for cohort in cohorts)
+    tenths = Counter(c // 10**5 for cohort in cohorts for c in cohort)
+    assert all(abs(tenths[i] - 5000) < 5 * math.sqrt(5000 * 0.9) for i in range(10))

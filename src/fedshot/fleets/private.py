@@ -76,7 +76,7 @@ class PrivateStore:
         self._now = Index()
         self._sealed = -1
         self._opened: dict[int, Index] = {}
-        self._pending: dict[tuple[int, Version], str] = {}
+        self._pending: dict[int, dict[Version, str]] = {}  # client -> version -> hash
         self._lock = Lock()  # guards `_pending`, since several threads serve clients
 
     def load(self, client: int, upto: Version) -> dict[str, Tensor] | None:
@@ -90,7 +90,7 @@ class PrivateStore:
         if upto[0] < 0:  # before training
             return None
         with self._lock:
-            pending = [v for c, v in self._pending if c == client and v <= upto]
+            pending = [v for v in self._pending.get(client, ()) if v <= upto]
         if pending:
             return storage.read(self._path(client, max(pending)))[0]
         index = self._now if upto[0] >= self._sealed else self._opened[upto[0]]
@@ -111,16 +111,16 @@ class PrivateStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         sha = storage.write(path, state, sync=False)
         with self._lock:
-            self._pending[client, version] = sha
+            self._pending.setdefault(client, {})[version] = sha
 
     def drop(self, client: int, version: Version) -> None:
         """Delete a version of a client's state that the server did not accept."""
-        if self._pending.pop((client, version), None) is not None:
+        if self._pending.get(client, {}).pop(version, None) is not None:
             self._path(client, version).unlink()
 
     def void(self, round: int) -> None:
         """Delete the versions of an uncommitted round, which the server has discarded."""
-        for client, version in [key for key in self._pending if key[1][0] == round]:
+        for client, version in [key for key, _ in self._written() if key[1][0] == round]:
             self.drop(client, version)
 
     def seal(self, round: int, keep: Collection[int]) -> str:
@@ -131,13 +131,12 @@ class PrivateStore:
             keep: earlier committed rounds that stay readable. Versions that are not needed for
                 these rounds or for `round` are deleted.
         """
-        written = sorted(self._pending.items())
+        written = self._written()
         for (client, version), sha in written:
-            storage.flush(self._path(client, version))
             self._now.put(client, version, sha)
         clients = sorted({client for (client, _), _ in written})
-        for client in clients:
-            storage.flush(self._folder(client))
+        files = [self._path(client, version) for (client, version), _ in written]
+        storage.flush_all([*files, *map(self._folder, clients)], self.folder)
         self._sealed = round
         self._opened.clear()
         if not len(self._now.shas):
@@ -196,7 +195,8 @@ class PrivateStore:
             if state and int(state[1]) > self._sealed:
                 version = (int(state[1]), int(state[2]))
                 try:
-                    self._pending[int(path.parent.name), version] = storage.read(path)[2]
+                    sha = storage.read(path)[2]
+                    self._pending.setdefault(int(path.parent.name), {})[version] = sha
                     continue
                 except CheckpointError:
                     pass  # the file is incomplete
@@ -208,6 +208,14 @@ class PrivateStore:
         """Return the committed rounds that still have an index, in order."""
         found = (_INDEX.fullmatch(path.name) for path in self.folder.glob("index-*"))
         return sorted(int(name[1]) for name in found if name)
+
+    def _written(self) -> list[tuple[tuple[int, Version], str]]:
+        """Return ((client, version), hash) of all uncommitted versions, in order."""
+        return sorted(
+            ((client, version), sha)
+            for client, versions in self._pending.items()
+            for version, sha in versions.items()
+        )
 
     def _prune(self, clients: Collection[int], keep: Collection[int]) -> None:
         """Delete indexes of rounds not kept, and versions of `clients` that no index needs."""

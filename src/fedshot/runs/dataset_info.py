@@ -45,7 +45,7 @@ class _InfoNote(TypedDict):
     novel: list[Whole]
     examples: Whole
     dealt: Annotated[int, Field(ge=1, lt=10**8)]
-    clients: Annotated[list[Whole], Field(min_length=1)]
+    clients: NotRequired[Annotated[list[Whole], Field(min_length=1)]]  # all of them if missing
     kind: Kind
     original: NotRequired[
         Annotated[list[Annotated[int, Field(ge=1, lt=2**24)]], Field(max_length=3)] | None
@@ -149,6 +149,8 @@ class DatasetInfo:
             words = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             storage.write(folder / WORDS, {"table": self.table, "words": words}, sync=False)
         stored = {name: getattr(self, name) for name in _InfoNote.__annotations__}
+        if self.clients == tuple(range(self.dealt)):
+            del stored["clients"]  # of a million clients, the list would take ten megabytes
         if self.original is None:
             del stored["original"]  # as in runs of versions without encoders
         data = json.dumps(stored, indent=1, sort_keys=True) + "\n"
@@ -168,6 +170,7 @@ class DatasetInfo:
             for name, value in info.items()
             if name in _InfoNote.__annotations__ and name != "kind"
         }
+        known.setdefault("clients", tuple(range(info["dealt"])))
         classes = range(len(info["class_names"]))
         if not {*info["base"], *info["validation"], *info["novel"]} <= {*classes}:
             raise CheckpointError(f"{folder / FILE} is damaged: a class has no name. {_FIX}.")

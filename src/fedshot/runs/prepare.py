@@ -316,7 +316,7 @@ class PreparedRun(FederatedDataset):
         if config.episode.labels == "global":
             self._check_global_labels()
         self._check_clients()
-        examples = sum(len(self.client_split.train[c]) for c in self.clients)
+        examples = int(self.client_split.train.sizes[self.clients].sum())
         self.privacy = planned(
             config, self.method, self.clients, examples, self.key.at("init"),
             own_tests=self.own_tests,

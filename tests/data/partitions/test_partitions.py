@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from fedshot.core.errors import DataError
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions.overlapping import Overlapping
 from fedshot.data.partitions.own_classes import Clusters, Pathological
 from fedshot.data.partitions.partition import Partition, infeasible_clients
 from fedshot.data.partitions.pooled import Dirichlet, Iid, Shards, Users, WholeClasses
@@ -55,6 +58,7 @@ def test_a_partition_repeats_under_its_key_and_changes_with_it(name):
         "users": Users(3),
         "classes": WholeClasses(4),
         "resampled": Resampled(2),
+        "overlapping": Overlapping(4, 3, 2),
     }[name]
     assert type(options) is PARTITIONS[name]
     dataset = made([40] * 8, users=True)
@@ -65,8 +69,42 @@ def test_a_partition_repeats_under_its_key_and_changes_with_it(name):
     if name == "resampled":  # all see everything: the deal of an episode is drawn later
         assert one.train.indices.tolist() == other.train.indices.tolist() == [*range(320)] * 2
         return
-    assert one.train.indices.tolist() != other.train.indices.tolist()
+    assert [[*map(list, d.train)] for d in (one, same)] == [[*map(list, one.train)]] * 2
+    assert [*map(list, one.train)] != [*map(list, other.train)]
+    assert one.train.digest == same.train.digest != other.train.digest
     assert (one.test is not None) == (name in ("pathological", "clusters"))
+
+
+def test_overlapping_clients_draw_classes_and_images_uniformly():
+    dataset = made([10, 20, 30, 40])
+    train = deal(Overlapping(4000, 2, 3), dataset).train
+    seen = np.zeros(len(dataset))
+    for rows in train:
+        assert len(set(rows.tolist())) == 6
+        assert np.unique(dataset.y[rows], return_counts=True)[1].tolist() == [3, 3]
+        seen[rows] += 1
+    # An image of a class with n images is drawn with probability 2/4 * 3/n.
+    n = np.bincount(dataset.y)[dataset.y]
+    p = 2 / 4 * 3 / n
+    z = (seen - 4000 * p) / np.sqrt(4000 * p * (1 - p))
+    assert np.abs(z).max() < 5
+    assert 0.6 < z.std() < 1.4
+
+
+def test_overlapping_clients_can_form_what_their_classes_allow():
+    dataset = made([10, 20, 30, 40])
+    train = deal(Overlapping(10**6, 2, 3), dataset).train
+    assert (len(train), train.sizes.sum()) == (10**6, 6 * 10**6)
+    assert not infeasible_clients(dataset, train, EpisodeSpec(2, 1, 2))
+    assert len(infeasible_clients(dataset, train, EpisodeSpec(2, 2, 2))) == 10**6
+    assert len(infeasible_clients(dataset, train, EpisodeSpec(3, 1, 1))) == 10**6
+    for options, text in ((Overlapping(9, 5, 2), "there are only 4 classes"),
+                          (Overlapping(9, 2, 11), "class 'c0' has 10 images")):  # fmt: skip
+        with pytest.raises(DataError, match=text):
+            deal(options, dataset)
+    grouped = replace(dataset, groups=np.arange(len(dataset)))
+    with pytest.raises(DataError, match="has groups"):
+        deal(Overlapping(9, 2, 3), grouped)
 
 
 def shares_of_class(p: Partition, dataset: Dataset) -> np.ndarray:

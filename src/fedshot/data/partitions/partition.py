@@ -69,6 +69,18 @@ class Partition:
             sha.update(np.ascontiguousarray(part).data)
         return sha.hexdigest()
 
+    def able_classes(self, dataset: Dataset, needed: int) -> Ints:
+        """Return each client's number of classes with at least `needed` usable images, int64 [K].
+
+        `sampling.usable` describes how images of one group are counted.
+        """
+        # Sorting (client, class) pairs keeps memory at O(images), unlike a table clients x classes.
+        pairs = self.owners * dataset.n_classes + dataset.y[self.indices]
+        groups = None if dataset.groups is None else dataset.groups[self.indices]
+        found, counts = usable(pairs, groups)
+        owners = found[counts >= needed] // dataset.n_classes
+        return np.bincount(owners, minlength=len(self)).astype(np.int64, copy=False)
+
     @classmethod
     def of(cls, parts: Sequence[Ints]) -> Partition:
         """Return the partition in which client k has the rows `parts[k]`."""
@@ -109,19 +121,6 @@ class Partitioner(Protocol):
         """
 
 
-def able_classes(dataset: Dataset, partition: Partition, needed: int) -> Ints:
-    """Return each client's number of classes with at least `needed` usable images, int64 [K].
-
-    `sampling.usable` describes how images of one group are counted.
-    """
-    # Sorting (client, class) pairs keeps memory at O(images), unlike a table clients x classes.
-    pairs = partition.owners * dataset.n_classes + dataset.y[partition.indices]
-    groups = None if dataset.groups is None else dataset.groups[partition.indices]
-    found, counts = usable(pairs, groups)
-    owners = found[counts >= needed] // dataset.n_classes
-    return np.bincount(owners, minlength=len(partition)).astype(np.int64, copy=False)
-
-
 def infeasible_clients(
     dataset: Dataset, partition: Partition, spec: EpisodeSpec | None, *, divides: bool = False
 ) -> dict[int, str]:
@@ -133,10 +132,10 @@ def infeasible_clients(
     """
     if spec is None:
         return {int(k): "has no examples" for k in np.flatnonzero(partition.sizes == 0)}
-    able = able_classes(dataset, partition, spec.min_images)
+    able = partition.able_classes(dataset, spec.min_images)
     found = {int(k): spec.shortage(int(able[k])) for k in np.flatnonzero(able < spec.min_classes)}
     if divides:
-        bare = np.flatnonzero(able_classes(dataset, partition, spec.min_to_divide) == 0)
+        bare = np.flatnonzero(partition.able_classes(dataset, spec.min_to_divide) == 0)
         reason = f"has no support set if each class is divided {spec.shot} to {spec.query}"
         found |= {int(k): reason for k in bare}
     return found

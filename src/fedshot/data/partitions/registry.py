@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from fedshot.core.plugins import T, registering
+from fedshot.data.partitions.overlapping import Overlapping
 from fedshot.data.partitions.own_classes import Clusters, Pathological
 from fedshot.data.partitions.partition import Partitioner
 from fedshot.data.partitions.pooled import Dirichlet, Iid, Shards, Users, WholeClasses
@@ -17,6 +18,7 @@ PARTITIONS: dict[str, type[Partitioner]] = {
     "users": Users,
     "classes": WholeClasses,
     "resampled": Resampled,
+    "overlapping": Overlapping,
 }
 
 
