@@ -115,6 +115,8 @@ def _facts(record: Record, name: str) -> str:
     if record.validation:
         facts.append(f"{name} {record.validation}")
     facts.append(f"{record.bytes_down / 1e6:.2f} MB down, {record.bytes_up / 1e6:.2f} MB up")
+    if record.simulated is not None:
+        facts.append(f"{record.simulated / 3600:.3g} simulated hours")
     if record.epsilon is not None:
         facts.append(f"epsilon {record.epsilon:.3g}")
     if record.faults:

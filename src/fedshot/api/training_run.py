@@ -114,7 +114,9 @@ class TrainingRun:
         episodes; `validation_accuracy` and `validation_interval`, in [0, 1], NaN where a round was
         not validated; `mb_down` and `mb_up`, MB of 10^6 bytes sent to and received from all clients
         in training so far; `seconds` of the round without validation; `faults`, the number of
-        lost or rejected replies; `skipped`, the reason why a round was skipped, or None.
+        lost or rejected replies; `skipped`, the reason why a round was skipped, or None. With
+        simulated time also `hours`, simulated hours so far, and `late`, the number of clients that
+        were late.
 
         Raises ConfigError if pandas is not installed.
         """
@@ -130,6 +132,11 @@ class TrainingRun:
             "faults": [len(record["faults"]) for record in records],
             "skipped": [record["skipped"] for record in records],
         }
+        if any("simulated" in record for record in records):
+            fixed |= {
+                "hours": [record["simulated"] / 3600 for record in records],
+                "late": [len(record["late"]) for record in records],
+            }
         named = {
             f"metric_{name}" if name in {"round", *fixed} else name: [
                 record["metrics"].get(name, float("nan")) for record in records

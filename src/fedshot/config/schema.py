@@ -17,6 +17,7 @@ from fedshot.core.ranges import AtLeast1, Cores, Majority, Share
 from fedshot.data.dataset import Dataset
 from fedshot.data.encoders.frozen import EncoderOptions
 from fedshot.data.tokens import Tokens
+from fedshot.fleets.client_times import ClockOptions
 from fedshot.fleets.unreliable import Chances
 from fedshot.nn.heads import Head
 from fedshot.nn.models.backbones import Backbone
@@ -120,6 +121,7 @@ class RunOptions:
             that workers would wait for each other, null means 1 for the fleet "threads". The number
             does not change results. The fleet "sequential" and a GPU allow only one worker.
         unreliable: simulated failures of clients.
+        clock: simulated time.
         secure_sums: whether clients mask what they send in training, so that the server learns only
             the sum over a cohort; results have the same bits. With `privacy`, clients also clip,
             and add the noise. A method that does not only add what clients send is refused.
@@ -145,6 +147,7 @@ class RunOptions:
     deterministic: bool = True
     workers: Cores | None = None
     unreliable: Chances = Chances()
+    clock: ClockOptions = ClockOptions()
     secure_sums: bool = False
     secure_threshold: Majority = 0.66
 

@@ -18,7 +18,7 @@ from fedshot.core import tree
 from fedshot.core.records import Whole
 from fedshot.core.tree import Tree
 from fedshot.fleets.wrapper import Wrapper
-from fedshot.protocol.exchange import Arrival, Exchange, Fleet
+from fedshot.protocol.exchange import Arrival, Exchange, Fleet, PerClient
 
 Line = tuple[str, str, str, str]
 
@@ -40,13 +40,15 @@ class Meter(Wrapper):
     `bytes` and `messages` are keyed by (phase, work, direction, part), with phase "train" or
     "evaluate", the name of the client function as work, and direction "down" or "up". Messages that
     get no reply and replies that the guard rejects count as well. Parts that a client was not asked
-    to upload count as "unknown".
+    to upload count as "unknown". `sizes` has the bytes (down, up) of each client whose reply has
+    arrived in the exchange in progress.
     """
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet)
         self.bytes: Counter[Line] = Counter()
         self.messages: Counter[Line] = Counter()
+        self.sizes: dict[int, tuple[int, int]] = {}
         self._lock = Lock()
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
@@ -57,9 +59,25 @@ class Meter(Wrapper):
             if exchange.on_send is not None:
                 exchange.on_send(message)
 
-        for arrival in self.fleet.replies(replace(exchange, on_send=count)):
+        self.sizes, sent = {}, {}
+        down = exchange.down
+        if isinstance(down, PerClient):
+            make = down.fn
+
+            def fn(client: int) -> Tree:
+                message = make(client)
+                sent[client] = _nbytes(message)
+                return message
+
+            down, same = PerClient(fn), 0
+        else:
+            same = _nbytes(down)
+        for arrival in self.fleet.replies(replace(exchange, down=down, on_send=count)):
+            up = 0
             if arrival.reply is not None:
                 self._count(exchange, "up", arrival.reply.up)
+                up = _nbytes(arrival.reply.up)
+            self.sizes[arrival.client] = sent.get(arrival.client, same), up
             yield arrival
 
     def total(self, phase: str, direction: str) -> int:

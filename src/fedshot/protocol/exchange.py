@@ -167,9 +167,13 @@ class Exchange:
 
 
 class Fault(NamedTuple):
-    """Why a client's reply was rejected as invalid ("refused") or lost on the way ("lost")."""
+    """Why a client's reply does not count.
 
-    kind: Literal["refused", "lost"]
+    It was rejected as invalid ("refused"), lost on the way ("lost"), or came after the server had
+    stopped waiting in simulated time ("late").
+    """
+
+    kind: Literal["refused", "lost", "late"]
     reason: str
 
     @property

@@ -28,7 +28,7 @@ _WIDE = 20  # ratio of the largest to the smallest value from which an axis is l
 _POINTS = 300  # maximum number of clients drawn as points; of more, only outliers
 
 AXES = {"rounds": "communication round", "megabytes": "MB sent and received, all clients together",
-        "seconds": "seconds of training"}  # fmt: skip
+        "seconds": "seconds of training", "hours": "simulated hours"}  # fmt: skip
 KINDS = {"peeked": "the test's (NOT HONEST)"}
 """Value of `Series.episodes` -> its name on the page, where the two differ."""
 
@@ -36,7 +36,7 @@ KINDS = {"peeked": "the test's (NOT HONEST)"}
 def curves(
     series: Sequence[Series], baselines: Mapping[str, float], axis: str, colours: Mapping[str, int]
 ) -> Figure:
-    """Return a figure of accuracy against rounds, megabytes or seconds; 95 % intervals are shaded.
+    """Return a figure of accuracy against the values of an axis; 95 % intervals are shaded.
 
     Args:
         series: the curves.

@@ -1,4 +1,4 @@
-"""Accuracy and metrics during training, with the bytes and the seconds spent so far."""
+"""Accuracy and metrics during training, with the bytes and the time spent so far."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Series:
             "training", or "peeked" for test episodes on which the round was chosen, too.
         megabytes: MB sent and received so far, all clients together; None if unknown.
         seconds: seconds of training so far; None if unknown.
+        hours: simulated hours so far; None for runs without simulated time.
     """
 
     label: str
@@ -36,10 +37,11 @@ class Series:
     episodes: str = "test"
     megabytes: Sequence[float] | None = None
     seconds: Sequence[float] | None = None
+    hours: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.rounds)
-        others = (self.accuracies, self.intervals, self.megabytes, self.seconds)
+        others = (self.accuracies, self.intervals, self.megabytes, self.seconds, self.hours)
         if any(other is not None and len(other) != n for other in others):
             raise ValueError(
                 f"{self.label!r}: expected one accuracy (interval, cost) for each of {n} rounds"
@@ -55,7 +57,8 @@ class Series:
     ) -> Series:
         """Return the curve through points (round, accuracy, interval), with the runs' mean cost.
 
-        The cost is the megabytes and seconds spent so far; both are None without `runs`.
+        The cost is the megabytes, seconds and simulated hours spent so far; all are None without
+        `runs`.
         """
         rounds = [round for round, _, _ in points]
         halves = [half for _, _, half in points if half is not None]
@@ -68,6 +71,7 @@ class Series:
             episodes,
             [fmean(cost[r][0] for cost in costs) for r in rounds] if costs else None,
             [fmean(cost[r][1] for cost in costs) for r in rounds] if costs else None,
+            _hours(runs, rounds),
         )
 
     @classmethod
@@ -141,6 +145,14 @@ def _means(metric: str, runs: Sequence[Run]) -> list[tuple[int, float]]:
 def _common(seen: Sequence[Mapping[int, Any]]) -> list[int]:
     """Return the rounds that all runs have, in order."""
     return sorted(set(seen[0]).intersection(*seen[1:])) if seen else []
+
+
+def _hours(runs: Sequence[Run], rounds: Sequence[int]) -> list[float] | None:
+    """Return the runs' mean simulated hours up to each round; None if a run has none."""
+    every = [{r["round"]: r["simulated"] for r in run.records if "simulated" in r} for run in runs]
+    if not every or any(r not in one for one in every for r in rounds):
+        return None
+    return [fmean(one[r] / 3600 for one in every) for r in rounds]
 
 
 def _costs(run: Run) -> dict[int, tuple[float, float]]:

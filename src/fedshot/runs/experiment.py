@@ -32,6 +32,8 @@ from fedshot.evaluation.episodic_test import EpisodicTest, Score, ValidationResu
 from fedshot.evaluation.raw_baselines import raw_baselines
 from fedshot.fleets.attacks import Backdoor
 from fedshot.fleets.client_checks import checked_round
+from fedshot.fleets.client_times import Availability, ClockOptions, speeds, times_digest
+from fedshot.fleets.clock import Clock
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.liars import Colluding, Liars
@@ -46,6 +48,7 @@ from fedshot.methods import user_methods as own
 from fedshot.protocol.aggregators import PlainMean
 from fedshot.protocol.clients import Clients, reduce_replies
 from fedshot.protocol.exchange import Exchange, Fleet, Outcome
+from fedshot.protocol.method import STEP_OPTIONS
 from fedshot.protocol.robust_reducers import Aggregation
 from fedshot.runs import dataset_info, run_folder, trust
 from fedshot.runs.prepare import PreparedRun
@@ -125,7 +128,8 @@ class Experiment:
         if chances != Chances():
             plan = by_chance(prepared.key.at("unreliable"), **asdict(chances))
             fleet = Unreliable(fleet, plan)
-        self.fleet = Guard(fleet)
+        self.clock = self._clock_around(guard := Guard(fleet), prepared)
+        self.fleet: Fleet = self.clock or guard
         self._aggregation: Aggregation | None = None
         if self.liars is not None or self.config.aggregate != PlainMean():
             self._aggregation = Aggregation(self.config.aggregate, folder)
@@ -228,6 +232,7 @@ class Experiment:
             "bytes_up": self.meter.total("train", "up"),
             "ledger": traffic,
             "seed": self.config.seed,
+            **({} if self.clock is None else {"hours": self.clock.now / 3600}),
             **({"privacy": spent} if (spent := self.spent) else {}),
             **({"not_honest": marks} if marks else {}),
             **self._attack_result(),
@@ -360,11 +365,30 @@ class Experiment:
         metrics = {**metrics, **{f"clip_{name}": clip for name, clip in self._ledger.clips.items()}}
         record = Record(
             self.round, metrics, faults=_faults(clients), skipped=skipped,
-            exchanges=clients.exchanges, extreme=trust.extreme(measured),
+            exchanges=clients.exchanges, extreme=trust.extreme(measured), late=_late(clients),
         )  # fmt: skip
         if self.liars is not None:
             self.liars.check_changed()
         return self._close(record, time.perf_counter() - start)
+
+    def _clock_around(self, fleet: Fleet, prepared: PreparedRun) -> Clock | None:
+        """Return the clock around a fleet; None for a run without simulated time."""
+        options, key = self.config.run.clock, prepared.key.at("clock")
+        if options == ClockOptions():
+            return None
+        train, method = prepared.client_split.train, self.config.settings["method"]
+        trace = options.availability
+        sizes, steps = train.sizes, max(method.get(name) or 1 for name in STEP_OPTIONS)
+        clock = Clock(
+            fleet,
+            self.meter,
+            options,
+            speeds(options, len(train), key),
+            lambda client: sizes[client] if options.unit == "example" else steps,
+            None if trace is None else Availability.read(Path(trace), len(train)),
+        )
+        self._times = times_digest(options)
+        return clock
 
     def _liars_in(self, round: int) -> frozenset[int]:
         lie = self.liars is not None and round >= self.liars.attack.from_round
@@ -401,6 +425,7 @@ class Experiment:
             elapsed=None if before is None else self._last_end - before,
             ended=datetime.now(UTC).isoformat(timespec="milliseconds"),
             epsilon=self._ledger.epsilon(round),
+            simulated=None if self.clock is None else self.clock.now,
         )
         if self._lock is not None:
             self._lock.check()  # so that no two processes write to one folder
@@ -477,6 +502,7 @@ class Experiment:
             "ledger": self.meter.to_json(),
             "private": self._private,
             **({"clips": self._ledger.clips} if self._ledger.clips else {}),
+            **({"clock": [self.clock.now, self._times]} if self.clock is not None else {}),
         }
         self.checkpoints.write(self.round, self.server, notes)
         self.recorder.write("ledger.json", self.meter.to_json(), sync=False)  # as in notes
@@ -503,6 +529,13 @@ class Experiment:
         self.meter.load_json(notes["ledger"])
         self._private = notes["private"]
         self._ledger.clips = notes.get("clips", {})
+        if self.clock is not None:
+            self.clock.now, times = notes["clock"]
+            if times != self._times:
+                raise CheckpointError(
+                    f"{self.folder} was started with other files of run.clock.speeds or "
+                    "run.clock.availability. Restore them from a copy, or start a new run."
+                )
         self.fleet.open(self.round, self._private)
 
     def _check_classes(self) -> None:
@@ -562,6 +595,8 @@ class Experiment:
     def _clients(self, round: int, phase: Literal["train", "evaluate"]) -> Clients:
         run, everyone = self.config.run, self.prepared.clients
         alone = phase == "evaluate" and self.config.test.first_client_only
+        if phase == "train" and self.clock is not None:
+            everyone = list(self.clock.online(everyone))
         return self._ledger.clients(
             self.fleet,
             everyone[:1] if alone else everyone,
@@ -609,4 +644,12 @@ def check_belongs(
 
 
 def _faults(clients: Clients) -> tuple[dict[str, Any], ...]:
-    return tuple({"client": c, "kind": f.kind, "reason": f.reason} for c, f in clients.faults)
+    return tuple(
+        {"client": c, "kind": f.kind, "reason": f.reason}
+        for c, f in clients.faults
+        if f.kind != "late"
+    )
+
+
+def _late(clients: Clients) -> tuple[int, ...]:
+    return tuple(sorted({c for c, f in clients.faults if f.kind == "late"}))

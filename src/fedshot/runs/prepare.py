@@ -462,6 +462,12 @@ class PreparedRun(FederatedDataset):
                 f"run.cohort is {run.cohort}, but only {len(self.clients)} clients take part. "
                 "Lower it, or omit it to use all of them."
             )
+        asked, waits = run.cohort or len(self.clients), run.clock.wait_for
+        if waits is not None and not run.quorum * asked <= waits <= asked:
+            raise ConfigError(
+                f"run.clock.wait_for is {waits}; expected at most the {asked} clients of a cohort, "
+                f"and at least the share {run.quorum} of them, run.quorum."
+            )
         if run.cohort is not None and run.cohort < n and self.method.traits.resampled:
             raise ConfigError(
                 f"run.cohort is {run.cohort}, but partition 'resampled' divides every episode's "

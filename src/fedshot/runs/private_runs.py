@@ -11,6 +11,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from fedshot.config.load import Config
+from fedshot.config.schema import RunOptions
 from fedshot.core import records, storage
 from fedshot.core.errors import ConfigError
 from fedshot.core.extras import require
@@ -94,6 +95,7 @@ def planned(
     if options is None:
         return None
     require("privacy", "privacy")
+    _check_sampling(run)
     by_client = isinstance(options, ClientLevel)
     level, units = ("client", len(clients)) if by_client else ("example", examples)
     if units and options.delta > 1 / units:  # a server without the data counts no examples
@@ -155,6 +157,15 @@ def planned(
         )
     mechanism = replace(mechanism, noise=accountant.noise)
     return PrivacyPlan(mechanism, accountant, releases, by_client, options.epsilon, run.secure_sums)
+
+
+def _check_sampling(run: RunOptions) -> None:
+    """Raise ConfigError if cohorts are not sampled from all clients."""
+    if run.clock.availability is not None:
+        raise ConfigError(
+            "privacy is set, and run.clock.availability: epsilon holds for cohorts that are "
+            "sampled from all clients, not only from those online. Remove one of them."
+        )
 
 
 def _check_client_noise(options: Privacy) -> None:

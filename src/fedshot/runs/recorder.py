@@ -64,6 +64,8 @@ class RecordJson(TypedDict):
     skipped: str | None
     ended: NotRequired[Annotated[str, AfterValidator(_checked_instant)]]
     epsilon: NotRequired[float]
+    simulated: NotRequired[Annotated[float, Field(ge=0)]]
+    late: NotRequired[list[Whole]]
 
 
 class Change(TypedDict):
@@ -101,6 +103,8 @@ class Record:
         ended: end of the round in UTC by the system clock, which may be set back.
         extreme: client -> text on what in its reply was extreme; not in metrics.jsonl.
         epsilon: privacy loss so far, at the run's privacy.delta; None without privacy.
+        simulated: simulated seconds since the start; None without run.clock.
+        late: clients whose replies came too late to count, in simulated time.
     """
 
     round: int
@@ -117,6 +121,8 @@ class Record:
     ended: str = ""
     extreme: dict[int, str] = field(default_factory=dict)
     epsilon: float | None = None
+    simulated: float | None = None
+    late: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
@@ -125,6 +131,8 @@ class Record:
         }
         if self.epsilon is None:
             del values["epsilon"]
+        if self.simulated is None:
+            del values["simulated"], values["late"]
         return values | {
             "validation": self.validation and self.validation.to_json(),
             "faults": list(self.faults),

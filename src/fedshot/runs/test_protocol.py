@@ -63,6 +63,7 @@ class ResultJson(TypedDict):
     bytes_down: NotRequired[Whole]
     bytes_up: NotRequired[Whole]
     ledger: NotRequired[list[LedgerLine]]
+    hours: NotRequired[Annotated[float, Field(ge=0)]]
     privacy: NotRequired[_Spent]
     attack: NotRequired[AttackJson]
 

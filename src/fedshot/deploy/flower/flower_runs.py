@@ -28,6 +28,7 @@ from fedshot.deploy.flower.messaging import Messenger
 from fedshot.deploy.flower.node_registry import read_entries
 from fedshot.deploy.flower.server_folder import ServerFolder, make_private_folder
 from fedshot.deploy.flower.setup import Setup
+from fedshot.fleets.client_times import ClockOptions
 from fedshot.fleets.influence import Influence, NormPolicy
 from fedshot.privacy.differential import ExampleLevel
 from fedshot.protocol.exchange import Fleet
@@ -125,6 +126,7 @@ def open_experiment(
     if not 0 <= wait <= _WEEK:
         raise ConfigError(f"--wait is {wait:g}; expected 0 seconds to a week.")
     _check_privacy(prepared, deployment)
+    _check_clock(prepared)
     new, deployment = not begun(folder), deployment._replace(life=deployment.life + 1)
     if not new:
         deployment.write(folder)  # before any node hears of this session
@@ -174,6 +176,15 @@ def open_experiment(
         finally:
             if new and not begun(folder):  # so that the folder stays free for a local run
                 (folder / NODES).unlink()
+
+
+def _check_clock(prepared: PreparedRun) -> None:
+    """Raise ConfigError if a run on nodes has simulated time."""
+    if prepared.config.run.clock != ClockOptions():
+        raise ConfigError(
+            "run.clock is set, but clients on nodes take real time, which cannot be simulated. "
+            "Remove run.clock, or run without nodes."
+        )
 
 
 def _check_privacy(prepared: PreparedRun, deployment: Deployment) -> None:

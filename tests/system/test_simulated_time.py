@@ -1,0 +1,118 @@
+"""Runs in simulated time: what they record, and what must not change them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.runs.experiment import Experiment
+
+from .runs import experiment, finished, last_hash
+
+SPEEDS: dict[str, Any] = {"compute": 2.0, "download": 0.1, "upload": 0.05, "spread": 1.0}
+LIMITS = SPEEDS | {"wait_for": 3, "deadline": 30.0}
+
+
+def clocked(**options: Any) -> dict[str, Any]:
+    return {"run": {"clock": options}}
+
+
+def times(made: Experiment) -> list[tuple[Any, Any]]:
+    return [(r["simulated"], r["late"]) for r in made.recorder.records()]
+
+
+def server(made: Experiment) -> str:
+    from fedshot.core import tree
+
+    return tree.digest_of(tree.items(made.server))
+
+
+def test_time_without_limits_changes_nothing_else(tmp_path: Path) -> None:
+    plain = finished(tmp_path / "plain")
+    timed = finished(tmp_path / "timed", clocked(**SPEEDS, deadline=1e9))
+    assert server(plain) == server(timed)
+    assert plain.meter.to_json() == timed.meter.to_json()
+    for before, after in zip(plain.recorder.records(), timed.recorder.records(), strict=True):
+        del after["simulated"], after["late"]
+        for name in ("metrics", "validation", "faults", "bytes_up", "bytes_down"):
+            assert before[name] == after[name]
+
+
+def test_over_selection_counts_the_first_and_names_the_late(tmp_path: Path) -> None:
+    made = finished(tmp_path, clocked(**LIMITS))
+    records = made.recorder.records()
+    assert [len(r["late"]) >= 1 for r in records] == [False, True, True, True, True]
+    assert [r["faults"] for r in records] == [[]] * 5
+    hours = [r["simulated"] for r in records]
+    assert hours == sorted(hours)
+    assert 0 < hours[-1] <= 4 * 30
+    made.result()
+    assert made.folder.joinpath("result.json").read_text().count('"hours"') == 1
+
+
+@pytest.mark.parametrize("fleet", ["sequential", "threads", "vectorised"])
+def test_every_fleet_has_the_same_times(tmp_path: Path, fleet: str) -> None:
+    workers = {} if fleet == "sequential" else {"workers": 2}
+    reference = finished(tmp_path / "reference", clocked(**LIMITS))
+    made = finished(tmp_path / fleet, clocked(**LIMITS), {"run": {"fleet": fleet, **workers}})
+    assert times(made) == times(reference)
+    if fleet != "vectorised":
+        assert server(made) == server(reference)
+
+
+def test_a_resumed_run_goes_on_at_its_time(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("client,from,to\n" + "".join(f"{k},{9 * k},{9 * k + 40}\n" for k in range(6)))
+    limits = clocked(**SPEEDS | {"availability": str(trace), "deadline": 30.0})
+    limits["run"] |= {"below_quorum": "skip"}
+    whole = finished(tmp_path / "whole", limits)
+    for record in experiment(tmp_path / "cut", limits).run():
+        if record.round == 2:
+            break
+    resumed = finished(tmp_path / "cut", limits)
+    assert times(resumed) == times(whole)
+    assert last_hash(tmp_path / "cut") == last_hash(tmp_path / "whole")
+    trace.write_text(trace.read_text().replace("40", "41"))
+    with pytest.raises(CheckpointError, match=r"other files of run\.clock\.speeds"):
+        experiment(tmp_path / "cut", limits)
+
+
+def test_secure_sums_leave_late_clients_out(tmp_path: Path) -> None:
+    method = {"method": {"name": "fl_proto", "local_steps": 1}}
+    options = {"secure_threshold": 0.51}
+    plain = finished(tmp_path / "plain", method, clocked(**LIMITS))
+    summed = finished(
+        tmp_path / "summed", method, clocked(**LIMITS), {"run": {"secure_sums": True} | options}
+    )
+    assert [len(late) for _, late in times(summed)] == [0, 1, 1, 1, 1]
+    assert [r["faults"] for r in summed.recorder.records()] == [[]] * 5
+    assert len(plain.recorder.records()) == 5
+
+
+@pytest.mark.parametrize("wait_for", [1, 5])
+def test_waiting_for_less_than_the_quorum_or_more_than_all_is_refused(
+    tmp_path: Path, wait_for: int
+) -> None:
+    with pytest.raises(ConfigError, match=r"wait_for is \d; expected at most the 4 clients"):
+        experiment(tmp_path, clocked(wait_for=wait_for))
+
+
+def test_nodes_of_flower_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    from fedshot.deploy.flower.flower_runs import _check_clock
+
+    _check_clock(experiment(tmp_path / "plain").prepared)
+    with pytest.raises(
+        ConfigError, match=r"run\.clock is set, but clients on nodes take real time"
+    ):
+        _check_clock(experiment(tmp_path / "timed", clocked(**SPEEDS)).prepared)
+
+
+def test_privacy_is_refused_where_only_some_are_online(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    settings = {"privacy": {"name": "client", "noise": 1.0, "clip": 1.0, "delta": 0.01}}
+    with pytest.raises(ConfigError, match=r"privacy is set, and run\.clock\.availability"):
+        experiment(tmp_path, settings, clocked(availability="trace.csv"))
