@@ -12,7 +12,7 @@ checkpoint holds the hash of the index, so a resumed run detects missing, old or
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from threading import Lock
 
@@ -30,39 +30,51 @@ _INDEX = re.compile(r"index-(\d{6,})\.safetensors")
 
 
 class Index:
-    """Version and hash of every client's newest state up to one round; 16 bytes per client."""
+    """Version and hash of every client's newest state up to one round.
 
-    def __init__(self, versions: Tensor | None = None, shas: Tensor | None = None) -> None:
-        self.versions = torch.full((0, 2), -1, dtype=torch.int32) if versions is None else versions
+    It has an entry of 24 bytes for each client that has a state, in the order of the clients.
+    """
+
+    def __init__(
+        self,
+        clients: Tensor | None = None,
+        versions: Tensor | None = None,
+        shas: Tensor | None = None,
+    ) -> None:
+        self.clients = torch.zeros(0, dtype=torch.int64) if clients is None else clients
+        self.versions = torch.zeros((0, 2), dtype=torch.int32) if versions is None else versions
         self.shas = torch.zeros(0, dtype=torch.int64) if shas is None else shas
 
     def version(self, client: int) -> Version:
         """Return the version of a client's state; (-1, -1) if it has none."""
-        if client >= len(self.shas):
+        at = self._at(client)
+        if at == len(self.clients) or int(self.clients[at]) != client:
             return _NONE
-        round, step = self.versions[client].tolist()
+        round, step = self.versions[at].tolist()
         return round, step
 
-    def put(self, client: int, version: Version, sha: str) -> None:
-        """Set the version and hash of a client's newest state."""
-        short = client + 1 - len(self.shas)
-        if short > 0:
-            room = max(short, len(self.shas) // 2)
-            self.versions = torch.cat([self.versions, torch.full((room, 2), -1).int()])
-            self.shas = torch.cat([self.shas, torch.zeros(room, dtype=torch.int64)])
-        self.versions[client] = torch.tensor(version, dtype=torch.int32)
-        self.shas[client] = _short(sha)
+    def put(self, newest: Mapping[int, tuple[Version, str]]) -> None:
+        """Set the version and hash of some clients' newest states."""
+        clients = torch.tensor(sorted(newest), dtype=torch.int64)
+        versions = torch.tensor([newest[c][0] for c in clients.tolist()], dtype=torch.int32)
+        shas = torch.tensor([_short(newest[c][1]) for c in clients.tolist()], dtype=torch.int64)
+        others = ~torch.isin(self.clients, clients)
+        self.clients, order = torch.cat([self.clients[others], clients]).sort()
+        self.versions = torch.cat([self.versions[others], versions.reshape(-1, 2)])[order]
+        self.shas = torch.cat([self.shas[others], shas])[order]
 
     def fits(self, client: int, sha: str) -> bool:
         """Return whether `sha` is the recorded hash of a client's state."""
-        return int(self.shas[client]) == _short(sha)
+        return int(self.shas[self._at(client)]) == _short(sha)
 
     def write(self, path: Path) -> str:
         """Write the index of the clients' newest states; return its hash."""
-        n = int((self.versions[:, 0] >= 0).nonzero().max()) + 1
-        return storage.write(
-            path, {"versions": self.versions[:n], "shas": self.shas[:n]}, sync=True
-        )
+        content = {"clients": self.clients, "versions": self.versions, "shas": self.shas}
+        return storage.write(path, content, sync=True)
+
+    def _at(self, client: int) -> int:
+        """Return the position of a client's entry, or where it would be."""
+        return int(torch.searchsorted(self.clients, client))
 
 
 class PrivateStore:
@@ -132,8 +144,7 @@ class PrivateStore:
                 these rounds or for `round` are deleted.
         """
         written = self._written()
-        for (client, version), sha in written:
-            self._now.put(client, version, sha)
+        self._now.put({client: (version, sha) for (client, version), sha in written})
         clients = sorted({client for (client, _), _ in written})
         files = [self._path(client, version) for (client, version), _ in written]
         storage.flush_all([*files, *map(self._folder, clients)], self.folder)
@@ -247,14 +258,22 @@ class PrivateStore:
                 f"the index of the private states of round {round} cannot be read: {error}. {_FIX}"
             ) from None
         versions, shas = flat.get("versions"), flat.get("shas")
+        clients = flat.get("clients")
+        if versions is not None and shas is not None and clients is None:
+            # Older versions wrote an entry for every client, with version -1 if it had no state.
+            clients = (versions[:, 0] >= 0).nonzero().flatten()
+            versions, shas = versions[clients], shas[clients]
         if (
-            versions is None
+            clients is None
+            or versions is None
             or shas is None
-            or (versions.dtype, shas.dtype) != (torch.int32, torch.int64)
-            or (versions.shape, shas.shape) != ((len(versions), 2), (len(versions),))
+            or (clients.dtype, versions.dtype, shas.dtype)
+            != (torch.int64, torch.int32, torch.int64)
+            or (clients.shape, versions.shape, shas.shape)
+            != ((len(shas),), (len(shas), 2), (len(shas),))
         ):
             raise CheckpointError(f"{self._index(round)} is not an index of private states. {_FIX}")
-        return Index(versions, shas), sha
+        return Index(clients, versions, shas), sha
 
     def _folder(self, client: int) -> Path:
         return self.folder / f"{client:06d}"
