@@ -1,14 +1,14 @@
 """A partition in which each client draws a few images, for very large numbers of clients.
 
 Clients share images, so there may be more clients than images. A client's rows are a function of
-the key and the client alone and are drawn whenever they are read, so the partition itself takes
-the same memory for ten clients as for a million.
+the key and the client alone. They are drawn whenever they are read, so the partition takes 8 bytes
+per client.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +33,7 @@ class Overlapping:
     """Each client draws a few classes, and a few images of each of them; clients share images.
 
     A client's classes and images are drawn uniformly without replacement, independently of the
-    other clients. The partition takes no memory per client.
+    other clients.
 
     Args:
         clients: number of clients; there may be more of them than images.
@@ -72,7 +72,7 @@ class Overlapping:
                     f"{self.per_class} of each of its classes. Lower `per_class`."
                 )
         offsets = np.arange(self.clients + 1, dtype=np.int64) * (self.way * self.per_class)
-        drawn = DrawnPartition(indices, offsets, self.way, self.per_class, pool, key)
+        drawn = DrawnPartition(indices, offsets, self.way, self.per_class, list(pool.values()), key)
         return ClientSplit(drawn)
 
 
@@ -85,13 +85,13 @@ class DrawnPartition(Partition):
         offsets: as in `Partition`, only for the clients' numbers of rows.
         way: number of classes of a client.
         per_class: number of rows of each of these classes.
-        pool: class number -> rows of the class.
+        pool: the rows of each class.
         key: seeds the draws.
     """
 
     way: int
     per_class: int
-    pool: Mapping[int, Ints]
+    pool: Sequence[Ints]
     key: Key
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class DrawnPartition(Partition):
         if not 0 <= k < len(self):
             raise IndexError(f"client {k} does not exist; there are {len(self)}, counted from 0")
         rng = self.key.at("overlapping", k).numpy()
-        classes = rng.choice(list(self.pool), self.way, replace=False).tolist()
+        classes = rng.choice(len(self.pool), self.way, replace=False).tolist()
         rows = [rng.choice(self.pool[c], self.per_class, replace=False) for c in classes]
         return np.concatenate(rows)
 
@@ -114,6 +114,6 @@ class DrawnPartition(Partition):
     def digest(self) -> str:
         """SHA-256 of what determines the row numbers of all clients, as hex."""
         sha = hashlib.sha256(f"{len(self)} {self.key.at('overlapping').seed}".encode())
-        for rows in (*self.pool.values(), *(self[k] for k in range(min(len(self), _HASHED)))):
+        for rows in (*self.pool, *(self[k] for k in range(min(len(self), _HASHED)))):
             sha.update(rows.data)
         return sha.hexdigest()
