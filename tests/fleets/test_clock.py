@@ -147,6 +147,13 @@ def test_clients_that_go_offline_are_lost_and_those_offline_are_not_asked() -> N
     assert fleet.now == pytest.approx(8)
 
 
+def test_an_exchange_with_nobody_online_asks_nobody_and_takes_no_time() -> None:
+    fleet = clock(ClockOptions(deadline=5.0), availability=trace([(2, 90, 100)]))
+    assert outcome(fleet) == (set(), dict.fromkeys(range(5), "lost"))
+    assert fleet.now == 0
+    assert fleet.fleet.fleet.fleet.fleet.asked == ()  # type: ignore[attr-defined]
+
+
 def test_a_trace_agrees_with_a_search_second_by_second() -> None:
     found = trace()
 

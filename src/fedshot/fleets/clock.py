@@ -87,7 +87,7 @@ class Clock(Wrapper):
         ends = [0.0]  # when each client has replied or is lost, in seconds since now
         first: list[tuple[float, int, Arrival]] = []  # the earliest replies; the last one on top
         late: list[tuple[int, float]] = []
-        for arrival in self.fleet.replies(replace(exchange, to=asked)):
+        for arrival in self.fleet.replies(replace(exchange, to=asked)) if asked else ():
             client = arrival.client
             took = self._seconds(client)
             ends.append(min(took, until[client]))

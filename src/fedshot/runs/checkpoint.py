@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from pydantic import AfterValidator
 from torch import Tensor
@@ -37,6 +37,8 @@ class Notes(TypedDict):
     best: Annotated[list[Any], AfterValidator(_checked_best)]
     ledger: list[LedgerLine]
     private: str
+    clock: NotRequired[float]  # simulated seconds since the start
+    times: NotRequired[str]  # hash of the files of clients' speeds and availability
 
 
 class Checkpoints:

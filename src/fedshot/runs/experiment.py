@@ -502,7 +502,7 @@ class Experiment:
             "ledger": self.meter.to_json(),
             "private": self._private,
             **({"clips": self._ledger.clips} if self._ledger.clips else {}),
-            **({"clock": [self.clock.now, self._times]} if self.clock is not None else {}),
+            **({} if self.clock is None else {"clock": self.clock.now, "times": self._times}),
         }
         self.checkpoints.write(self.round, self.server, notes)
         self.recorder.write("ledger.json", self.meter.to_json(), sync=False)  # as in notes
@@ -530,8 +530,8 @@ class Experiment:
         self._private = notes["private"]
         self._ledger.clips = notes.get("clips", {})
         if self.clock is not None:
-            self.clock.now, times = notes["clock"]
-            if times != self._times:
+            self.clock.now = notes["clock"]
+            if notes["times"] != self._times:
                 raise CheckpointError(
                     f"{self.folder} was started with other files of run.clock.speeds or "
                     "run.clock.availability. Restore them from a copy, or start a new run."

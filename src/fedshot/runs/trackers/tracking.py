@@ -161,6 +161,8 @@ def _metrics(record: Mapping[str, Any]) -> dict[str, float]:
     if record["validation"]:
         found["validation/accuracy"] = record["validation"]["accuracy"]
         found["validation/interval"] = record["validation"]["interval"]
+    if "simulated" in record:
+        found["cost/simulated_hours"] = record["simulated"] / 3600
     return found | {
         MARK: record["bytes_down"] / 1e6,
         "cost/megabytes_up": record["bytes_up"] / 1e6,
