@@ -195,8 +195,12 @@ def test_without_curves_the_page_draws_what_runs_recorded(tmp_path):
     assert "No method has a result yet." in words(walk)
 
 
-def test_curves_have_three_axes_with_the_same_accuracies():
-    series = Series.of_runs("m", [run("a", seed=1), run("b", seed=2)])
+def test_curves_have_four_axes_with_the_same_accuracies():
+    runs = [run("a", seed=1), run("b", seed=2)]
+    assert Series.of_runs("m", runs).hours is None
+    for made, seconds in zip(runs, (1800, 5400), strict=True):
+        made.records[:] = [r | {"simulated": seconds * r["round"]} for r in made.records]
+    series = Series.of_runs("m", runs)
     assert series is not None
     assert list(series.rounds) == [0, 1, 2, 3]
     assert series.accuracies == pytest.approx([0.2, 0.3, 0.4, 0.5])
@@ -205,7 +209,8 @@ def test_curves_have_three_axes_with_the_same_accuracies():
     assert drawn["rounds"]["x"] == [0, 1, 2, 3]
     assert drawn["megabytes"]["x"] == [0, 3, 6, 9]
     assert drawn["seconds"]["x"] == [1.5, 3.0, 4.5, 6.0]
-    assert drawn["rounds"]["y"] == drawn["megabytes"]["y"] == drawn["seconds"]["y"]
+    assert drawn["hours"]["x"] == [0, 1, 2, 3]
+    assert all(one["y"] == drawn["rounds"]["y"] for one in drawn.values())
 
 
 def told(label: str, rounds: int, **metrics: float) -> Run:
