@@ -192,7 +192,9 @@ def draw() -> None:
             f"| {1e3 * row['overhead_cpu']:.2f} ({1e3 * row['overhead']:.0f}) "
             f"| {row['disk'] / 1e6:.1f} |"
         )
-    lines = {}
+    print("\n| the server | hours | late a round | accuracy, % | difference, points |")
+    print("|---|---|---|---|---|")
+    lines: dict[str, Any] = {}
     for server in SERVERS:
         seeds = [row for row in held("stragglers") if row["server"] == server]
         rounds = list(zip(*(row["points"] for row in seeds), strict=True))
@@ -204,8 +206,8 @@ def draw() -> None:
         first = next(iter(lines.values()))[1][-1]
         gains = [a - b for a, b in zip(accuracies[-1], first, strict=True)]
         end, late = accuracies[-1], fmean(row["late"] for row in seeds) / rounds[-1][0][0]
-        print(f"{server}: {hours[-1]:.2f} h, {fmean(end):.1f} ± {half_width(end):.1f} %, "
-              f"{late:.1f} late a round; {fmean(gains):+.1f} ± {half_width(gains):.1f} points")  # fmt: skip
+        print(f"| {server} | {hours[-1]:.2f} | {late:.1f} "
+              f"| {fmean(end):.1f} ± {half_width(end):.1f} | {fmean(gains):+.1f} ± {half_width(gains):.1f} |")  # fmt: skip
 
     def curves(axes: Any) -> None:
         for colour, (server, (hours, accuracies)) in zip(PALETTE, lines.items(), strict=False):
