@@ -206,8 +206,8 @@ def draw() -> None:
         first = next(iter(lines.values()))[1][-1]
         gains = [a - b for a, b in zip(accuracies[-1], first, strict=True)]
         end, late = accuracies[-1], fmean(row["late"] for row in seeds) / rounds[-1][0][0]
-        print(f"| {server} | {hours[-1]:.2f} | {late:.1f} "
-              f"| {fmean(end):.1f} ± {half_width(end):.1f} | {fmean(gains):+.1f} ± {half_width(gains):.1f} |")  # fmt: skip
+        accuracy, gain = (f"{fmean(v):.1f} ± {half_width(v):.1f}" for v in (end, gains))
+        print(f"| {server} | {hours[-1]:.2f} | {late:.1f} | {accuracy} | {gain} |")
 
     def curves(axes: Any) -> None:
         for colour, (server, (hours, accuracies)) in zip(PALETTE, lines.items(), strict=False):
