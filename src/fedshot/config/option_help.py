@@ -26,7 +26,8 @@ from fedshot.config.validation import schema_of
 from fedshot.core.errors import ConfigError, nearest
 
 PATHS = ("data", "split", "partition", "episode", "model", "model.backbone", "model.head",
-         "model.encoder", "method", "run", "test", "privacy", "attack", "aggregate")  # fmt: skip
+         "model.encoder", "method", "run", "test", "privacy", "attack", "aggregate",
+         "compress", "compress.up", "compress.down")  # fmt: skip
 _WIDTH = 100
 
 
@@ -80,8 +81,15 @@ class _NoAttack:
     """All clients are honest."""
 
 
-_NO: dict[str, type[Any]] = {"model.head": _NoHead, "model.encoder": _NoEncoder,
-                             "privacy": _NoPrivacy, "attack": _NoAttack}  # fmt: skip
+@dataclass(frozen=True)
+class _NoCompression:
+    """Messages are not compressed."""
+
+
+_NO: dict[str, type[Any]] = {
+    "model.head": _NoHead, "model.encoder": _NoEncoder, "privacy": _NoPrivacy,
+    "attack": _NoAttack, "compress.up": _NoCompression, "compress.down": _NoCompression,
+}  # fmt: skip
 
 
 class _Untitled(GenerateJsonSchema):

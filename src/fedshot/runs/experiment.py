@@ -32,6 +32,7 @@ from fedshot.evaluation.episodic_test import EpisodicTest, Score, ValidationResu
 from fedshot.evaluation.raw_baselines import raw_baselines
 from fedshot.fleets.attacks import Backdoor
 from fedshot.fleets.client_checks import checked_round
+from fedshot.fleets.compressing import ClientSide, Compressed
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.liars import Colluding, Liars
@@ -106,6 +107,7 @@ class Experiment:
             prepared.key.at("clients"),
             self.config.run.devices,
             self.liars,
+            ClientSide(self.config.compress),
         )
         fleet: Fleet = fleet_for(host, self.config.run, prepared.workers)
         if self.liars is not None:
@@ -121,6 +123,7 @@ class Experiment:
         remote = remote_fleet(fleet)
         self._ledger = PrivacyLedger(prepared.privacy, folder, secret=remote is not fleet)
         self.meter = fleet = Meter(remote)
+        self._compressed = fleet = Compressed(fleet, self.config.compress)
         chances = self.config.run.unreliable
         if chances != Chances():
             plan = by_chance(prepared.key.at("unreliable"), **asdict(chances))
@@ -364,6 +367,8 @@ class Experiment:
         )  # fmt: skip
         if self.liars is not None:
             self.liars.check_changed()
+        if skipped is None:
+            self._compressed.check_used()
         return self._close(record, time.perf_counter() - start)
 
     def _liars_in(self, round: int) -> frozenset[int]:
