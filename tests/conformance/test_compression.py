@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conformance.cases import FLEETS, METHODS, REFERENCE, SECOND_FORMS, THREADS, VECTORISED
+from conformance.wire_messages import on_one_node
 from fedshot.conformance.federation import (
     LATE,
     Federation,
@@ -17,7 +20,12 @@ from fedshot.conformance.federation import (
     assert_same,
 )
 from fedshot.conformance.small import CLIENTS, FederationHost
+from fedshot.core.seeds import Key
+from fedshot.deploy.flower.messages import WireMessage
 from fedshot.fleets.compressing import ClientSide, Compressed
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.meter import Meter
+from fedshot.protocol.clients import Clients
 from fedshot.protocol.compressors import Compression, Float16, Int4, Int8, TopK
 from fedshot.protocol.exchange import Fleet
 
@@ -83,3 +91,39 @@ def test_every_method_trains_over_flower_as_on_the_reference(tmp_path: Path) -> 
             for where in (REFERENCE, FLOWER)
         ]
         assert_same(*runs)
+
+
+def test_the_wire_carries_the_bytes_of_the_ledger(tmp_path: Path) -> None:
+    """But for the headers of safetensors, and the metrics of a reply, which no ledger counts."""
+    options = FAMILIES["int4, no error feedback"], Compression()
+    up, down = zip(
+        *(measured(one, tmp_path / str(i)) for i, one in enumerate(options)), strict=True
+    )
+    assert 6 < up[1] / up[0] < 8
+    assert down[1] == down[0]
+
+
+def measured(options: Compression, folder: Path) -> tuple[int, int]:
+    """Return the bytes that a round sends up and down, as the ledger and the wire agree."""
+    home = FederationHost(METHODS["fl_proto"], folder, Key(0))
+    home.host.compressing = ClientSide(options)
+    flower = on_one_node(home)
+    direct: Any = flower._transport
+    answer, sent = direct.answer, Counter[str]()
+
+    def counted(wire_message: WireMessage) -> WireMessage:
+        reply = answer(wire_message)
+        for way, message in (("down", wire_message), ("up", reply)):
+            for data in message.blocks.values():
+                sent[way] += len(data) - 8 - int.from_bytes(data[:8], "little")
+        return reply
+
+    direct.answer = counted
+    meter = Meter(flower)
+    clients = Clients(Guard(Compressed(meter, options)), range(CLIENTS), round=1)
+    _, metrics = home.method.round(home.method.init(Key(1)), clients, Key(2))
+    assert not clients.faults
+    up, down = meter.total("train", "up"), meter.total("train", "down")
+    assert CLIENTS * sent["down"] == down  # one message for all clients of a node
+    assert sent["up"] == up + 4 * CLIENTS * len(metrics)
+    return up, down

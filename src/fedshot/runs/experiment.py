@@ -73,6 +73,7 @@ class Experiment:
         folder: folder of the run; created when the run starts.
         remote_fleet: takes this machine's fleet and returns the fleet to use, for clients that run
             on other machines.
+        around: takes the fleet whose replies are counted and decoded, and returns the one to use.
         keep_validated: keep the checkpoints of all validated rounds, not only of the chosen and
             the last round.
 
@@ -87,6 +88,7 @@ class Experiment:
         folder: Path | str,
         remote_fleet: Callable[[Fleet], Fleet] = lambda here: here,
         *,
+        around: Callable[[Fleet], Fleet] = lambda fleet: fleet,
         keep_validated: bool = False,
     ) -> None:
         check_kind(
@@ -122,8 +124,9 @@ class Experiment:
             self._combine = SecureSums(self.config.run.secure_threshold, noise)
         remote = remote_fleet(fleet)
         self._ledger = PrivacyLedger(prepared.privacy, folder, secret=remote is not fleet)
-        self.meter = fleet = Meter(remote)
-        self._compressed = fleet = Compressed(fleet, self.config.compress)
+        self.meter = Meter(remote)
+        self._compressed = Compressed(self.meter, self.config.compress)
+        fleet = around(self._compressed)
         chances = self.config.run.unreliable
         if chances != Chances():
             plan = by_chance(prepared.key.at("unreliable"), **asdict(chances))
