@@ -27,13 +27,13 @@ from fedshot.runs.prepare import PreparedRun
 ROOT = Path(__file__).resolve().parent.parent
 JSON, FIGURE = ROOT / "benchmarks" / "compress.json", ROOT / "docs" / "compression.svg"
 SEEDS = (0, 1, 2)
-PLAIN = "none"
+PLAIN, NO_FEEDBACK = "none", "int4 up, no feedback"
 CASES: dict[str, dict[str, Any]] = {
     PLAIN: {},
     "int8 up and down": {"up": "int8", "down": "int8"},
     "int4 up, int8 down": {"up": "int4", "down": "int8"},
     "topk up, int8 down": {"up": "topk", "down": "int8"},
-    "int4 up, no feedback": {"up": "int4", "down": "int8", "error_feedback": False},
+    NO_FEEDBACK: {"up": "int4", "down": "int8", "error_feedback": False},
 }
 ADAM = {"name": "adam", "lr": 0.001}
 METHODS: dict[str, dict[str, Any]] = {
@@ -98,6 +98,11 @@ def trained(data: str, method: str, case: str, seed: int) -> dict[str, Any]:
 def held() -> list[dict[str, Any]]:
     """Return the results so far."""
     return json.loads(JSON.read_text(encoding="utf-8")) if JSON.exists() else []
+
+
+def key_of(row: dict[str, Any]) -> tuple[str, str, str, int]:
+    """Return what identifies a result."""
+    return row["data"], row["method"], row["case"], row["seed"]
 
 
 def cells(found: list[dict[str, Any]], data: str, method: str) -> dict[str, dict[int, Any]]:
@@ -174,10 +179,12 @@ def main() -> None:
         (options.data, method, case, seed) for seed in SEEDS for method in METHODS for case in CASES
         if options.only in ("", method)
     ]  # fmt: skip
+    wanted.sort(key=lambda one: one[2] == NO_FEEDBACK)  # the others are compared first
     for one in wanted:
-        if one not in [(r["data"], r["method"], r["case"], r["seed"]) for r in held()]:
+        if one not in map(key_of, held()):
             row = trained(*one)
-            lines = ",\n".join(json.dumps(r) for r in [*held(), row])
+            rows = [*held(), row]  # another process may have added some
+            lines = ",\n".join(json.dumps(r) for r in sorted(rows, key=key_of))
             JSON.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
             print(*one, f"{100 * row['accuracy']:.2f}", row["seconds"], flush=True)
     for data in DATA:

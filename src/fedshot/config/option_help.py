@@ -231,9 +231,9 @@ def json_schema() -> dict[str, Any]:
         else:
             names = {"enum": [part.kind for part in parts(path)]}
             found[path] = {"anyOf": [names, *kinds], "default": KINDS[path][1]}
-    model = found["model"]["properties"]
-    for path in ("model.backbone", "model.head", "model.encoder"):
-        model[path.removeprefix("model.")] = found.pop(path)
+    for path in filter(lambda one: "." in one, PATHS):
+        section, _, last = path.partition(".")
+        found[section]["properties"][last] = found.pop(path)
     name = {"type": ["string", "number", "boolean"], "default": "run",
             "description": "Name of the run and of its folder."}  # fmt: skip
     seed = {"type": "integer", "default": 0, "description": "Seed of everything that is random."}

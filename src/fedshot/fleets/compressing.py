@@ -82,6 +82,7 @@ class Compressed(Wrapper):
     def __init__(self, fleet: Fleet, options: Compression) -> None:
         super().__init__(fleet)
         self._options = options
+        self._asked = False  # whether there was an exchange
         self._seen: dict[str, set[str]] = {"up": set(), "down": set()}  # compressed parts
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
@@ -94,6 +95,7 @@ class Compressed(Wrapper):
         if not trains or (up is None and down is None):
             yield from self.fleet.replies(exchange)
             return
+        self._asked = True
         if up is not None:
             for name in exchange.reduce:
                 self._check(up, exchange, name)
@@ -103,9 +105,9 @@ class Compressed(Wrapper):
             yield arrival if arrival.reply is None else _decoded(exchange, arrival, arrival.reply)
 
     def check_used(self) -> None:
-        """Raise ConfigError if a compressor has had nothing to compress since the start."""
+        """Raise ConfigError if a compressor had nothing to compress in the exchanges so far."""
         for way, compressor in (("up", self._options.up), ("down", self._options.down)):
-            if compressor is None:
+            if compressor is None or not self._asked:
                 continue
             seen = self._seen[way]
             unknown = sorted(set(compressor.parts or ()) - seen)
