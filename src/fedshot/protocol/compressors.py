@@ -1,14 +1,13 @@
 """Compressors, which encode the tensors of a message in fewer bytes.
 
 Only float tensors with two or more axes are encoded: weights of layers. Vectors and scalars, such
-as biases and batch-norm statistics, are sent as they are, as in PowerSGD (Vogels et al. 2019,
-section 3): they are few, and a variance that is rounded to 0 would do harm. An encoded tensor is a
-named tuple of tensors, so that it is counted, sent and stored as any tree is.
+as biases and batch-norm statistics, are sent as they are, as in PowerSGD (Vogels et al. 2019): they
+are few, and a variance that is rounded to 0 would do harm. An encoded tensor is a named tuple of
+tensors, so that it is counted and sent as any tree is.
 
-Sources. int8 and int4: QSGD (Alistarh et al. 2017, section 3.1), scaled by the largest |x| of the
-tensor, as in its experiments. Stochastic rounding is unbiased; rounding to nearest has half the
-largest error, and never enlarges what error feedback remembers. topk: Stich et al. 2018,
-definition 2.1.
+Sources. int8 and int4: QSGD (Alistarh et al. 2017), scaled by the largest |x| of the tensor, as in
+its experiments. Stochastic rounding is unbiased. Rounding to nearest has half the largest error,
+and is a contraction, as error feedback requires. topk: Stich et al. 2018.
 """
 
 from __future__ import annotations
