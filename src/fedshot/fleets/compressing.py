@@ -2,8 +2,9 @@
 
 A client adds the error that it remembers to its change, uploads the encoded sum, and remembers what
 encoding took away: x = u + e, upload C(x), e' = x - C(x) (Karimireddy et al. 2019, algorithm 2; for
-federated clients Fed-EF, Li and Li 2023). The error is part of the client's private state, so an upload that the server does not accept leaves it as it was. The server decodes each
-reply before anything else reads it.
+federated clients Fed-EF, Li and Li 2023). The error is part of the client's private state, so an
+upload that the server does not accept leaves it as it was. The server decodes each reply before
+anything else reads it.
 """
 
 from __future__ import annotations
