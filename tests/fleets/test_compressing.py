@@ -167,6 +167,20 @@ def test_an_upload_that_cannot_be_decoded_is_refused_with_the_reason() -> None:
     assert "part 'x': its codes are uint8[2], not 16 packed in bytes" in arrival.fault.reason
 
 
+def test_an_upload_that_is_not_finite_is_refused_and_changes_no_memory(tmp_path: Path) -> None:
+    target = torch.zeros(1, 4, 4).double()
+    target[0, 1, 2] = torch.inf
+    work = Descent(target)
+    fleet = fleet_of(work, tmp_path, Compression(Int8()))
+    asked = exchange(work, ONE, 1, (0,))
+    (arrival,) = fleet.replies(asked)
+    fleet.settle(asked, frozenset())
+    assert arrival.fault is not None
+    assert arrival.fault.diverged
+    assert "part 'x'" in arrival.fault.reason
+    assert fleet.fleet.fleet.host.store.load(0, (1, 0)) is None  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("reducer", "options", "reason"),
     [

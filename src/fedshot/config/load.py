@@ -62,12 +62,8 @@ from fedshot.protocol.aggregators import Aggregator, PlainMean
 from fedshot.protocol.compressors import Compression
 from fedshot.protocol.method import Method
 
-_CLOSED = (
-    "model.head",
-    "model.encoder",
-    "compress.up",
-    "compress.down",
-)  # without components of plugins
+# Key paths without components of plugins.
+_CLOSED = ("model.head", "model.encoder", "compress.up", "compress.down")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 

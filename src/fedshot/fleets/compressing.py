@@ -58,8 +58,8 @@ class ClientSide:
             rng = None if feedback else key.numpy()
             leaves: list[Tree] = []
             for path, leaf in tree.items(part):
-                if not is_large(leaf):
-                    leaves.append(leaf)
+                if not is_large(leaf) or not bool(leaf.isfinite().all()):
+                    leaves.append(leaf)  # the guard refuses what is not finite
                     continue
                 of = f"{exchange.work.name}:{name}:{path}".replace("/", ":")
                 whole = leaf.detach() + memory[of] if feedback and of in memory else leaf

@@ -171,7 +171,8 @@ class Host:
             sent = self.liars.reply(exchange, client, call.down, sent)
         state = tree.detach(reply.private)
         if self.compressing is not None and exchange.phase == "train":
-            memory = self._memory(client, exchange.version)
+            remembers = self.compressing.options.remembers
+            memory = self._memory(client, exchange.version) if remembers else {}
             up, memory = self.compressing.upload(exchange, client, sent.up, memory)
             sent = sent._replace(up=up)
             state = {"private": state, _MEMORY: memory} if memory else state

@@ -125,10 +125,7 @@ class Compressor(ABC):
 
     @abstractmethod
     def encode(self, leaf: Tensor, rng: Random = None) -> tuple[Tensor, ...]:
-        """Return the encoded tensor, on the CPU. With `rng`, rounding is stochastic if it can be.
-
-        A value that is not finite stays so in at least one entry.
-        """
+        """Return the encoded tensor, on the CPU; with `rng`, int8 and int4 round stochastically."""
 
     def uploads(self, name: str, reducer: Reducer | None) -> bool:
         """Whether the part `name` of an upload, which `reducer` combines, is compressed."""
@@ -170,12 +167,11 @@ class Float16(Compressor):
     """IEEE half precision: 11 bits of precision, values up to 65,504."""
 
     def encode(self, leaf: Tensor, rng: Random = None) -> Cast:
-        """Return the values rounded to nearest; finite ones beyond the range become its ends."""
+        """Return the values rounded to nearest; those beyond the range become its ends."""
         del rng
-        found = leaf.detach().cpu()
         most = torch.finfo(torch.float16).max
-        bounded = torch.where(found.isfinite(), found.clamp(-most, most), found)
-        return Cast(bounded.half(), torch.empty(0, dtype=leaf.dtype))
+        short = leaf.detach().cpu().clamp(-most, most).half()
+        return Cast(short, torch.empty(0, dtype=leaf.dtype))
 
 
 @dataclass(frozen=True)
