@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
 from fedshot.config.load import Config
 from fedshot.config.settings import merged
 from fedshot.evaluation.episodic_test import half_width
@@ -114,29 +116,30 @@ def cells(found: list[dict[str, Any]], data: str, method: str) -> dict[str, dict
 
 def table(found: list[dict[str, Any]], data: str) -> None:
     """Print the table of one data set: differences are paired with the runs without compression."""
-    print(
-        f"| {data} | up, MB | down, MB | fewer bytes | accuracy, % | difference | over episodes |"
-    )
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    print("| " + " | ".join([data, "MB up", "MB down", "fewer bytes", "seeds", "accuracy, %",
+                             "difference", "over episodes"]) + " |")  # fmt: skip
+    print("|---" + "|---:" * 7 + "|")
     for method in METHODS:
         by_case = cells(found, data, method)
         plain = by_case.get(PLAIN, {})
         for case, runs in by_case.items():
-            both = sorted(runs.keys() & plain.keys())
-            up, down = (fmean(runs[s][way] for s in runs) / 1e6 for way in ("up", "down"))
-            line = f"| {method}, {case} | {up:.2f} | {down:.2f} "
-            accuracy = 100 * fmean(runs[s]["accuracy"] for s in runs)
-            if case == PLAIN or not both:
-                print(f"{line}| 1.0 | {accuracy:.1f} | | |")
-                continue
-            fewer = fmean(plain[s]["up"] + plain[s]["down"] for s in both) / 1e6 / (up + down)
-            over = [100 * (runs[s]["accuracy"] - plain[s]["accuracy"]) for s in both]
-            pairs = zip(*(zip(runs[s]["per_episode"], plain[s]["per_episode"], strict=True)
-                          for s in both), strict=True)  # fmt: skip
-            episodes = [100 * fmean(a - b for a, b in one) for one in pairs]
-            seeds = f" ± {half_width(over):.1f}" if over[1:] else ""
-            print(f"{line}| {fewer:.1f} | {accuracy:.1f} | {fmean(over):+.1f}{seeds} "
-                  f"| ± {half_width(episodes):.1f} |")  # fmt: skip
+            seeds = sorted(runs.keys() & plain.keys())
+            pairs = [(runs[s], plain[s]) for s in seeds]
+            up, down = (fmean(mine[way] for mine, _ in pairs) / 1e6 for way in ("up", "down"))
+            fewer = fmean(its["up"] + its["down"] for _, its in pairs) / 1e6 / (up + down)
+            accuracy = 100 * fmean(mine["accuracy"] for mine, _ in pairs)
+            row = [f"{method}, {case}", f"{up:.2f}", f"{down:.2f}", f"{fewer:.1f}",
+                   str(len(seeds)), f"{accuracy:.1f}", "", ""]  # fmt: skip
+            if case != PLAIN:
+                over = [100 * (mine["accuracy"] - its["accuracy"]) for mine, its in pairs]
+                spread = f" ± {half_width(over):.1f}" if over[1:] else ""
+                episodes = [
+                    [100 * (a - b) for a, b in zip(*both, strict=True)]
+                    for both in ((mine["per_episode"], its["per_episode"]) for mine, its in pairs)
+                ]
+                means = [fmean(one) for one in zip(*episodes, strict=True)]
+                row[-2:] = [f"{fmean(over):+.1f}{spread}", f"± {half_width(means):.1f}"]
+            print("| " + " | ".join(row) + " |")
     print()
 
 
@@ -158,6 +161,9 @@ def draw(found: list[dict[str, Any]]) -> None:
                     if j == 0:
                         ax.axhline(mean, color=PALETTE[i], lw=0.8, ls=DASHES[2])
             ax.set_xscale("log")
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            ax.xaxis.set_minor_formatter(NullFormatter())
             ax.set(title=data, xlabel="megabytes sent in training, up and down")
             ax.grid(visible=True)
         axes[0].set_ylabel("accuracy, %")
