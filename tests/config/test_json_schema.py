@@ -66,6 +66,7 @@ def test_what_is_written_of_a_configuration_is_of_the_schema(
         {"split": {"base": [0, "1-3"], "novel": 5}, "name": 2024},
         {"data": {"name": "folder", "path": "x", "channels": 3}},
         {"episode": {"way": [3, 5]}, "method": {"optimizer": {"lr": 1}}},
+        {"compress": {"up": {"name": "topk", "share": 0.1}, "down": "int8"}},
     ],
 )
 def test_what_fedshot_takes_is_of_the_schema(

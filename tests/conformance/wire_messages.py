@@ -72,7 +72,7 @@ def on_one_node(home: FederationHost) -> FlowerFleet:
     setup = Setup("0" * 32, "", (), CLIENTS, {}, "")
     fleet = Prompt(
         Sequential(home.host), Direct(runtime), setup, session=1, keeps_state=True, deadline=1.0,
-        names_reducers=home.host.liars is not None,
+        names_reducers=home.host.liars is not None or home.host.compressing is not None,
     )  # fmt: skip
     fleet.rewind(-1, "")
     return fleet

@@ -482,7 +482,7 @@ _SETTINGS = """\
 Any setting can be given as --section.key VALUE, and then overrides the file:
   fedshot run --data.name digits --method.name fl_proto --method.local_steps 5
 Sections: name, seed, data, split, partition, episode, model, method, run, test, privacy, attack,
-aggregate.
+aggregate, compress.
 `fedshot options` lists all settings, and `fedshot methods NAME` those of a method.
 """
 

@@ -59,9 +59,11 @@ from fedshot.nn.models.backbones import Backbone
 from fedshot.nn.models.model import Model
 from fedshot.privacy.differential import Privacy
 from fedshot.protocol.aggregators import Aggregator, PlainMean
+from fedshot.protocol.compressors import Compression
 from fedshot.protocol.method import Method
 
-_CLOSED = ("model.head", "model.encoder")  # without components of plugins
+# Key paths without components of plugins.
+_CLOSED = ("model.head", "model.encoder", "compress.up", "compress.down")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -94,6 +96,7 @@ class Config:
     attack: Attack | None = None
     aggregate: Aggregator = PlainMean()
     privacy: Privacy | None = None
+    compress: Compression = Compression()
     _made_of: Settings | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -307,7 +310,14 @@ def _settings_of(config: Config | SimpleNamespace) -> Settings:
         **({} if config.attack is None else {"attack": _kind_of("attack", config.attack)}),
         **({} if config.aggregate == PlainMean()
            else {"aggregate": _kind_of("aggregate", config.aggregate)}),
+        **({} if config.compress == Compression() else {"compress": _compression(config.compress)}),
     }  # fmt: skip
+
+
+def _compression(options: Compression) -> Settings:
+    chosen = {way: {"name": NONE} if one is None else _kind_of(f"compress.{way}", one)
+              for way, one in (("up", options.up), ("down", options.down))}  # fmt: skip
+    return chosen | _plain(Compression, "compress", options)
 
 
 def _kind_of(path: str, part: Any) -> Settings:
@@ -363,13 +373,15 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
     if model.get("norm_policy", "method") == "method":
         model["norm_policy"] = method.norm_policy(chosen)
     parts = {path: built(cls, path, values[path]) for path, cls in classes.items()
-             if path not in ("model", "method")}  # fmt: skip
+             if path not in ("model", "method", "compress")}  # fmt: skip
     parts["model"] = ModelOptions(
         parts.pop("model.backbone"),
         parts.pop("model.head", None),
         encoder=parts.pop("model.encoder", None),
         **model,
     )
+    ways = {way: parts.pop(f"compress.{way}", None) for way in ("up", "down")}
+    parts["compress"] = Compression(**ways, **values["compress"])
     parts["method"] = _Maker(names["method"], chosen, parts["episode"], parts["partition"])
     parts = {"privacy": None, "attack": None} | parts | {"name": name, "seed": seed}
     return {"settings": _settings_of(SimpleNamespace(**parts)), **parts}

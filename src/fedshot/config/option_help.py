@@ -26,7 +26,8 @@ from fedshot.config.validation import schema_of
 from fedshot.core.errors import ConfigError, nearest
 
 PATHS = ("data", "split", "partition", "episode", "model", "model.backbone", "model.head",
-         "model.encoder", "method", "run", "test", "privacy", "attack", "aggregate")  # fmt: skip
+         "model.encoder", "method", "run", "test", "privacy", "attack", "aggregate",
+         "compress", "compress.up", "compress.down")  # fmt: skip
 _WIDTH = 100
 
 
@@ -80,8 +81,15 @@ class _NoAttack:
     """All clients are honest."""
 
 
-_NO: dict[str, type[Any]] = {"model.head": _NoHead, "model.encoder": _NoEncoder,
-                             "privacy": _NoPrivacy, "attack": _NoAttack}  # fmt: skip
+@dataclass(frozen=True)
+class _NoCompression:
+    """Messages are not compressed."""
+
+
+_NO: dict[str, type[Any]] = {
+    "model.head": _NoHead, "model.encoder": _NoEncoder, "privacy": _NoPrivacy,
+    "attack": _NoAttack, "compress.up": _NoCompression, "compress.down": _NoCompression,
+}  # fmt: skip
 
 
 class _Untitled(GenerateJsonSchema):
@@ -223,9 +231,9 @@ def json_schema() -> dict[str, Any]:
         else:
             names = {"enum": [part.kind for part in parts(path)]}
             found[path] = {"anyOf": [names, *kinds], "default": KINDS[path][1]}
-    model = found["model"]["properties"]
-    for path in ("model.backbone", "model.head", "model.encoder"):
-        model[path.removeprefix("model.")] = found.pop(path)
+    for path in filter(lambda one: "." in one, PATHS):
+        section, _, last = path.partition(".")
+        found[section]["properties"][last] = found.pop(path)
     name = {"type": ["string", "number", "boolean"], "default": "run",
             "description": "Name of the run and of its folder."}  # fmt: skip
     seed = {"type": "integer", "default": 0, "description": "Seed of everything that is random."}

@@ -22,6 +22,7 @@ from fedshot.protocol.method import DIAGNOSTIC
 NOT_OPTIONS = {
     "method": {"model", "episode", "classes", "clients", "resampled"},
     "model": {"backbone", "head", "encoder"},
+    "compress": {"up", "down"},
 }
 MUST_BE_GIVEN = "must be given"  # in place of a default, in lists of options
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

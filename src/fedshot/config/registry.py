@@ -29,6 +29,7 @@ from fedshot.nn.heads import HEADS
 from fedshot.nn.models import backbones
 from fedshot.privacy.differential import LEVELS
 from fedshot.protocol.aggregators import AGGREGATORS
+from fedshot.protocol.compressors import DOWNLOADS, UPLOADS, Compression
 
 # The components at each key path: their dataclasses by name, and the default name.
 KINDS: dict[str, tuple[Mapping[str, type[Any]], str]] = {
@@ -41,6 +42,8 @@ KINDS: dict[str, tuple[Mapping[str, type[Any]], str]] = {
     "privacy": (LEVELS, "none"),
     "attack": (ATTACKS, "none"),
     "aggregate": (AGGREGATORS, "mean"),
+    "compress.up": (UPLOADS, "none"),
+    "compress.down": (DOWNLOADS, "none"),
 }
 SECTIONS: dict[str, type[Any]] = {
     "split": SplitOptions,
@@ -48,6 +51,7 @@ SECTIONS: dict[str, type[Any]] = {
     "model": ModelOptions,
     "run": RunOptions,
     "test": TestOptions,
+    "compress": Compression,
 }
 _PLUGINS = {  # group of entry points -> how its classes are registered
     "fedshot.backbones": backbones.register,
@@ -55,7 +59,7 @@ _PLUGINS = {  # group of entry points -> how its classes are registered
     "fedshot.partitions": partitions.register,
 }
 NONE = "none"  # no component at a key path of OPTIONAL
-OPTIONAL = ("model.head", "model.encoder", "privacy", "attack")
+OPTIONAL = ("model.head", "model.encoder", "privacy", "attack", "compress.up", "compress.down")
 # Renamed options: old key path, new key path, and the values that were renamed with the option.
 _RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
     "method.answer_by": ("method.test_clients", {"turns": "round_robin"}),

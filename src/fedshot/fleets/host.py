@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedshot.core import shutdown, tree
 from fedshot.core.devices import CPU
@@ -22,11 +23,14 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.partitions.partition import Partition
 from fedshot.fleets.client_checks import WorkChecks
+from fedshot.fleets.compressing import ClientSide
 from fedshot.fleets.liars import Liars
 from fedshot.fleets.private import PrivateStore
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, PerClient, Reply
 from fedshot.protocol.method import Method
 from fedshot.protocol.reducers import NOT_FINITE
+
+_MEMORY = "compress.memory"  # beside the private state in a file: the errors of compression
 
 
 class ClientCall(NamedTuple):
@@ -50,6 +54,7 @@ class Host:
         devices: devices that the client functions run on; stored states and the returned replies
             are on the CPU.
         liars: the clients that send dishonest replies; None if there are none.
+        compressing: decodes messages and encodes uploads; None if they are not compressed.
     """
 
     def __init__(
@@ -61,8 +66,9 @@ class Host:
         key: Key,
         devices: Sequence[torch.device] = (CPU,),
         liars: Liars | None = None,
+        compressing: ClientSide | None = None,
     ) -> None:
-        self.liars = liars
+        self.liars, self.compressing = liars, compressing
         self._method, self._dataset, self._partition = method, dataset, partition
         self.store, self._key = store, key
         self._like: Tree | None = None
@@ -93,7 +99,12 @@ class Host:
         if not tree.leaves(self._like):
             return self._like
         held = self.store.load(client, upto)
-        return self._first(client) if held is None else tree.rebuild(self._like, held)
+        if held is None:
+            return self._first(client)
+        own = {path: leaf for path, leaf in held.items() if not path.startswith(_MEMORY)}
+        if len(own) == len(held):
+            return tree.rebuild(self._like, held)
+        return tree.rebuild({"private": self._like}, own)["private"]
 
     def serve(self, exchange: Exchange, client: int) -> Arrival:
         """Run an exchange's client function for one client, and return the reply.
@@ -129,7 +140,10 @@ class Host:
         if self.liars is not None:
             data = self.liars.data(exchange, client, data)
         drawn = self.checks.draw(exchange.work, data, exchange.client_key(client))
-        return ClientCall(client, exchange.message(client), private, drawn)
+        message = exchange.message(client)
+        if self.compressing is not None:
+            message = self.compressing.received(message)
+        return ClientCall(client, message, private, drawn)
 
     def _run_work(self, exchange: Exchange, call: ClientCall) -> Reply:
         """Run an exchange's client function for one client, on the first of `devices`."""
@@ -140,8 +154,9 @@ class Host:
     def finish(self, exchange: Exchange, call: ClientCall, reply: Reply) -> Arrival:
         """Store the client's new private state, and return the reply without it.
 
-        A private state that is not finite makes the arrival a fault. Raises MethodError if its
-        structure differs from that of the previous state.
+        If uploads are compressed, the reply is encoded, and the state includes the errors that the
+        client remembers. A state that is not finite makes the arrival a fault. Raises MethodError
+        if the structure of the private state differs from that of the previous one.
         """
         shutdown.check()  # once a stop is requested, another process may own the folder
         client, private = call.client, call.private
@@ -151,15 +166,28 @@ class Host:
                 f"{exchange.work.name} returned a private state that differs in structure from "
                 f"that of init_client: {changed}."
             )
-        if exchange.phase == "train" and tree.leaves(reply.private):
-            leaves = [leaf for leaf in tree.leaves(reply.private) if leaf.is_floating_point()]
-            if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves):
-                return Arrival(client, None, Fault("refused", f"its private state {NOT_FINITE}"))
-            self.store.save(client, exchange.version, tree.detach(reply.private))
         sent = reply._replace(up=tree.detach(dict(reply.up)), private={})
         if self.liars is not None:
             sent = self.liars.reply(exchange, client, call.down, sent)
+        state = tree.detach(reply.private)
+        if self.compressing is not None and exchange.phase == "train":
+            remembers = self.compressing.options.remembers
+            memory = self._memory(client, exchange.version) if remembers else {}
+            up, memory = self.compressing.upload(exchange, client, sent.up, memory)
+            sent = sent._replace(up=up)
+            state = {"private": state, _MEMORY: memory} if memory else state
+        if exchange.phase == "train" and tree.leaves(state):
+            leaves = [leaf for leaf in tree.leaves(state) if leaf.is_floating_point()]
+            if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves):
+                return Arrival(client, None, Fault("refused", f"its private state {NOT_FINITE}"))
+            self.store.save(client, exchange.version, state)
         return Arrival(client, sent)
+
+    def _memory(self, client: int, upto: tuple[int, int]) -> dict[str, Tensor]:
+        """Return the errors of compression that a client remembers."""
+        held = self.store.load(client, upto) or {}
+        return {path.partition("/")[2]: leaf for path, leaf in held.items()
+                if path.startswith(_MEMORY)}  # fmt: skip
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
         """Delete the new private states of the clients whose replies were not accepted."""

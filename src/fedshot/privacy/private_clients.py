@@ -167,7 +167,8 @@ class _Clipping:
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the fleet's arrivals with clipped parts and counts, and without metrics."""
         work, adaptive = exchange.work.name, self._adaptive
-        asked = {part: one for part, one in exchange.reduce.items() if part != COUNT}
+        reduce: Any = exchange.reduce
+        asked = {part: one.of for part, one in reduce.items() if part != COUNT}
         for arrival in self._fleet.replies(replace(exchange, reduce=asked)):
             reply = arrival.reply
             if reply is not None:

@@ -34,6 +34,7 @@ from fedshot.fleets.attacks import Backdoor
 from fedshot.fleets.client_checks import checked_round
 from fedshot.fleets.client_times import Availability, ClockOptions, speeds, times_digest
 from fedshot.fleets.clock import Clock
+from fedshot.fleets.compressing import ClientSide, Compressed
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.liars import Colluding, Liars
@@ -75,6 +76,7 @@ class Experiment:
         folder: folder of the run; created when the run starts.
         remote_fleet: takes this machine's fleet and returns the fleet to use, for clients that run
             on other machines.
+        around: takes the fleet whose replies are counted and decoded, and returns the one to use.
         keep_validated: keep the checkpoints of all validated rounds, not only of the chosen and
             the last round.
 
@@ -89,6 +91,7 @@ class Experiment:
         folder: Path | str,
         remote_fleet: Callable[[Fleet], Fleet] = lambda here: here,
         *,
+        around: Callable[[Fleet], Fleet] = lambda fleet: fleet,
         keep_validated: bool = False,
     ) -> None:
         check_kind(
@@ -109,6 +112,7 @@ class Experiment:
             prepared.key.at("clients"),
             self.config.run.devices,
             self.liars,
+            ClientSide(self.config.compress),
         )
         fleet: Fleet = fleet_for(host, self.config.run, prepared.workers)
         if self.liars is not None:
@@ -123,7 +127,9 @@ class Experiment:
             self._combine = SecureSums(self.config.run.secure_threshold, noise)
         remote = remote_fleet(fleet)
         self._ledger = PrivacyLedger(prepared.privacy, folder, secret=remote is not fleet)
-        self.meter = fleet = Meter(remote)
+        self.meter = Meter(remote)
+        self._compressed = Compressed(self.meter, self.config.compress)
+        fleet = around(self._compressed)
         chances = self.config.run.unreliable
         if chances != Chances():
             plan = by_chance(prepared.key.at("unreliable"), **asdict(chances))
@@ -369,6 +375,8 @@ class Experiment:
         )  # fmt: skip
         if self.liars is not None:
             self.liars.check_changed()
+        if skipped is None:
+            self._compressed.check_used()
         return self._close(record, time.perf_counter() - start)
 
     def _clock_around(self, fleet: Fleet, prepared: PreparedRun) -> Clock | None:

@@ -29,8 +29,10 @@ from fedshot.data.partitions.resampled import Resampled
 from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.sent140 import split_users
 from fedshot.evaluation.episodic_test import EpisodicTest, TestOptions
+from fedshot.fleets.attacks import Collusion
 from fedshot.nn.models.cost import step_flops
 from fedshot.nn.models.module_backbone import ModuleBackbone, held_backbone
+from fedshot.privacy.differential import ExampleLevel
 from fedshot.privacy.secure_sums.requirements import check_run
 from fedshot.protocol.aggregators import PlainMean
 from fedshot.protocol.method import Method
@@ -294,6 +296,8 @@ class PreparedRun(FederatedDataset):
                 f"model only. Set run.fleet to 'threads'{cell}."
             )
         traits = self.method.traits
+        if config.compress.up is not None:
+            _check_compressed_uploads(config, self.method)
         if config.run.fleet == "vectorised" and traits.unstackable:
             raise ConfigError(
                 f"run.fleet is 'vectorised', and {traits.unstackable}, or run.fleet to 'threads'."
@@ -543,3 +547,23 @@ def _check_combination(config: Config) -> None:
             "attacks and robust aggregation need, and privacy clips them. Only run.secure_sums and "
             "privacy go together, and attack and aggregate. Remove one."
         )
+
+
+def _check_compressed_uploads(config: Config, method: Method[Any]) -> None:
+    """Raise ConfigError for options that uploads may not be compressed with."""
+    reasons = {
+        "run.secure_sums is true: a masked upload takes 8 bytes a number, whatever the number is, "
+        "so compression would lose accuracy and save nothing": config.run.secure_sums,
+        "privacy.name is 'example': rounding changes an upload by more than what one example "
+        "changes, for which the noise is computed": isinstance(config.privacy, ExampleLevel),
+        f"the clients of {method.name} subtract their own models from the mean, which has their "
+        "compressed uploads": method.traits.subtracts_own,
+        "attack is one in which clients copy an upload computed from those of others, which are "
+        "compressed": isinstance(config.attack, Collusion),
+    }  # fmt: skip
+    for reason, met in reasons.items():
+        if met:
+            raise ConfigError(
+                f"compress.up is set, and {reason}. Set compress.up.name to none, or remove the "
+                "other option; compress.down may stay."
+            )

@@ -33,6 +33,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "frl": {"method": {"name": "frl", "inner_rounds": 2}},
     "pfedfsl": {"method": {"name": "pfedfsl", "m": 2, "delay": 1, "local_steps": 2}},
     "synthetic": {"method": {"name": "synthetic"}},
+    "fl_proto, compressed": {
+        "method": {"name": "fl_proto", "local_steps": 2}, "compress": {"up": "topk", "down": "int8"}
+    },
     "fl_proto, lora": {
         "model": {"backbone": {"name": "module", "factory": "nn.models.user_nets:vit",
                                "args": {"dropout": 0.1}, "tune": "lora", "rank": 2}},
@@ -40,7 +43,7 @@ METHODS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 CLOCK = {"seconds": 0, "elapsed": 0, "ended": ""}  # what no two runs share
-PRIVATE = {"fsl_local", "fedfsl_mi, exclusive", "f2l", "synthetic"}
+PRIVATE = {"fsl_local", "fedfsl_mi, exclusive", "f2l", "synthetic", "fl_proto, compressed"}
 
 
 @pytest.mark.parametrize("name", METHODS)

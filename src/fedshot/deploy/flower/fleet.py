@@ -74,7 +74,8 @@ class FlowerFleet(Wrapper):
         entries: returns the operator's record of each node, by node name, as `read_entries` does;
             None if nodes have no keys.
         sizes: number of examples of each client, as far as the server knows.
-        names_reducers: whether nodes are told how parts are combined, which attacks need to know.
+        names_reducers: whether nodes are told how parts are combined, which attacks and compression
+            need to know.
     """
 
     def __init__(

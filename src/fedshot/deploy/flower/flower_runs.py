@@ -132,7 +132,8 @@ def open_experiment(
         deployment.write(folder)  # before any node hears of this session
     operator = operator_of(server_folder)
     setup = Setup.of(deployment.run, prepared)
-    keeps_state = bool(tree.leaves(prepared.method.init_client(0, prepared.key.at("clients"))))
+    compress, first = prepared.config.compress, prepared.method.init_client(0, prepared.key)
+    keeps_state = compress.remembers or bool(tree.leaves(first))
     sizes = {}
     if not isinstance(prepared, ServerTestRun):
         sizes = {client: len(prepared.client_split.train[client]) for client in prepared.clients}
@@ -158,12 +159,15 @@ def open_experiment(
                 tell=tell,
                 entries=partial(read_entries, server_folder.nodes) if operator.ca else None,
                 sizes=sizes,
-                names_reducers=prepared.config.attack is not None,
+                names_reducers=prepared.config.attack is not None or compress.up is not None,
             )
             fleets.append(fleet)
+            return fleet
+
+        def measured(fleet: Fleet) -> Fleet:
             return Influence(fleet, deployment.norms, deployment.norm_multiple, record, tell)
 
-        experiment = Experiment(prepared, folder, on_nodes)
+        experiment = Experiment(prepared, folder, on_nodes, around=measured)
         wait_for_clients(fleets[0], prepared.clients, wait, tell, watch)
         deployment.write(folder)
         nodes: dict[str, Any] = {

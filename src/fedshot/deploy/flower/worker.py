@@ -47,6 +47,7 @@ from fedshot.deploy.flower.messages import COMMON, LIMITS, CodecError, Limits, W
 from fedshot.deploy.flower.node_registry import NO_SEAL, Seal, SealRecord, checked_seal
 from fedshot.deploy.flower.policy import NO_BOUNDS, Policy, PolicyError, append_to_log
 from fedshot.deploy.flower.setup import Setup
+from fedshot.fleets.compressing import ClientSide
 from fedshot.fleets.host import Host
 from fedshot.fleets.liars import Liars
 from fedshot.fleets.private import PrivateStore
@@ -64,7 +65,8 @@ _SET_ASIDE = "before-"  # prefix of set-aside folders, "before-<last committed r
 
 
 _ONE_THREAD = RunOptions(threads=1)
-# What a message calls the reducers, which decide which parts an attack changes.
+# What a message calls the reducers, which decide which parts an attack changes, and which are
+# compressed.
 _REDUCERS: dict[str, Reducer] = {"mean": Mean({}), "sum": Sum({}), "gather": Gather()}
 
 
@@ -130,7 +132,8 @@ class ClientRuntime:
         if config.attack is not None:
             liars = Liars(config.attack, Key(config.seed), setup.clients)
         host = Host(
-            method, data.dataset, data.partition, store, key, devices_of(device), liars
+            method, data.dataset, data.partition, store, key, devices_of(device), liars,
+            ClientSide(config.compress),
         )  # fmt: skip
         if config.run.allocator == "keep":
             keep_freed_memory()

@@ -1,0 +1,129 @@
+"""With compressed messages every fleet gives the same bits, and every method trains."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.cases import FLEETS, METHODS, REFERENCE, SECOND_FORMS, THREADS, VECTORISED
+from conformance.wire_messages import on_one_node
+from fedshot.conformance.federation import (
+    LATE,
+    Federation,
+    FleetCase,
+    RunTensors,
+    Shuffled,
+    assert_same,
+)
+from fedshot.conformance.small import CLIENTS, FederationHost
+from fedshot.core.seeds import Key
+from fedshot.deploy.flower.messages import WireMessage
+from fedshot.fleets.compressing import ClientSide, Compressed
+from fedshot.fleets.guard import Guard
+from fedshot.fleets.meter import Meter
+from fedshot.protocol.clients import Clients
+from fedshot.protocol.compressors import Compression, Float16, Int4, Int8, TopK
+from fedshot.protocol.exchange import Fleet
+
+FLOWER = next(fleet for fleet in FLEETS if fleet.name == "flower")
+FAMILIES = {
+    "int8": Compression(Int8(), Int8()),
+    "int4, no error feedback": Compression(Int4(), error_feedback=False),
+    "topk": Compression(TopK(share=0.2), Int8()),
+    "fp16": Compression(Float16(), Float16(parts=("theta",))),
+}
+
+
+def begun(
+    named: str, where: FleetCase, folder: Path, options: Compression, *, shuffle: bool = False
+) -> Federation:
+    """Begin a run with compressed messages; in float64 where the arithmetic is regrouped."""
+
+    def build(setup: FederationHost) -> Fleet:
+        setup.host.compressing = ClientSide(options)
+        return where.build(setup)
+
+    def around(fleet: Fleet) -> Fleet:
+        return Compressed(Shuffled(fleet, 3) if shuffle else fleet, options)
+
+    method = METHODS[named]
+    if not where.exact:
+        method = replace(method, model=replace(method.model, dtype="float64"))
+    return Federation(method, replace(where, build=build), folder, around=around)
+
+
+def everything(run: Federation) -> RunTensors:
+    """Return what a run has come to, with what clients remember of their uploads."""
+    held = {f"stored/{c}/{name}": leaf for c in range(CLIENTS)
+            for name, leaf in (run.setup.store.load(c, LATE) or {}).items()}  # fmt: skip
+    return RunTensors(run.everything() | held, run.where)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_fleet_and_every_order_of_arrival_give_the_same(family: str, tmp_path: Path) -> None:
+    options = FAMILIES[family]
+
+    def trained(where: FleetCase, *, shuffle: bool = False) -> RunTensors:
+        folder = tmp_path / f"{where.name}{shuffle}{where.exact}"
+        run = begun("fl_proto, unequal weights", where, folder, options, shuffle=shuffle)
+        return everything(run.train(2))
+
+    expected = trained(REFERENCE)
+    for where in (THREADS, FLOWER):
+        assert_same(trained(where, shuffle=True), expected)
+    found = trained(VECTORISED)
+    assert_same(found, trained(replace(REFERENCE, exact=False, name="float64")))
+
+
+@pytest.mark.slow
+def test_every_method_trains_over_flower_as_on_the_reference(tmp_path: Path) -> None:
+    """Also one whose clients upload nothing that is compressed unless its part is named."""
+    options = [Compression(Int8(), Int8()), Compression(TopK(share=0.2)), Compression(Int4())]
+    for i, named in enumerate(METHODS):
+        if named in SECOND_FORMS:
+            continue
+        runs = [
+            everything(begun(named, where, tmp_path / where.name / str(i), options[i % 3]).train(2))
+            for where in (REFERENCE, FLOWER)
+        ]
+        assert_same(*runs)
+
+
+def test_the_wire_carries_the_bytes_of_the_ledger(tmp_path: Path) -> None:
+    """But for the headers of safetensors, and the metrics of a reply, which no ledger counts."""
+    options = FAMILIES["int4, no error feedback"], Compression()
+    up, down = zip(
+        *(measured(one, tmp_path / str(i)) for i, one in enumerate(options)), strict=True
+    )
+    assert 6 < up[1] / up[0] < 8
+    assert down[1] == down[0]
+
+
+def measured(options: Compression, folder: Path) -> tuple[int, int]:
+    """Return the bytes that a round sends up and down, as the ledger and the wire agree."""
+    home = FederationHost(METHODS["fl_proto"], folder, Key(0))
+    home.host.compressing = ClientSide(options)
+    flower = on_one_node(home)
+    direct: Any = flower._transport
+    answer, sent = direct.answer, Counter[str]()
+
+    def counted(wire_message: WireMessage) -> WireMessage:
+        reply = answer(wire_message)
+        for way, message in (("down", wire_message), ("up", reply)):
+            for data in message.blocks.values():
+                sent[way] += len(data) - 8 - int.from_bytes(data[:8], "little")
+        return reply
+
+    direct.answer = counted
+    meter = Meter(flower)
+    clients = Clients(Guard(Compressed(meter, options)), range(CLIENTS), round=1)
+    _, metrics = home.method.round(home.method.init(Key(1)), clients, Key(2))
+    assert not clients.faults
+    up, down = meter.total("train", "up"), meter.total("train", "down")
+    assert CLIENTS * sent["down"] == down  # one message for all clients of a node
+    assert sent["up"] == up + 4 * CLIENTS * len(metrics)
+    return up, down
