@@ -130,7 +130,11 @@ def start_server(
     """
     check_free(host, port)  # before server.json announces the server
     command = server_folder.command(host, port, secure=secure, limits=limits)
-    env = {TOKEN: server_folder.token(), "FLWR_HOME": str(server_folder.folder / "flwr")}
+    env = {
+        TOKEN: server_folder.token(),
+        "FLWR_HOME": str(server_folder.folder / "flwr"),
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 20),  # glibc then returns freed parts of messages
+    }
     server_folder.write_address(host, port, secure=secure, limits=limits)
     child = children.start("server", command, log, env)
     operator = operator_of(server_folder)

@@ -154,6 +154,9 @@ SealRecord: TypeAlias = Annotated[Any, AfterValidator(checked_seal)]
 """A seal in a JSON record, for `core.records`."""
 
 
+Following: TypeAlias = Callable[[int], WireMessage | None]  # node -> its next message
+
+
 class Transport(Protocol):
     """Exchanges messages with nodes; `Messenger` is the implementation on Flower."""
 
@@ -162,9 +165,16 @@ class Transport(Protocol):
         ...
 
     def send_and_receive(
-        self, wire_messages: Mapping[int, WireMessage], seconds: float
+        self,
+        wire_messages: Mapping[int, WireMessage],
+        seconds: float,
+        following: Following = lambda _: None,
     ) -> Iterator[Incoming]:
-        """Send each node its message, and yield one `Incoming` per node within `seconds`."""
+        """Send each node its message, and yield one `Incoming` per message within `seconds`.
+
+        When a node has replied, it is sent the message that `following` returns for it, if any. An
+        `Incoming` with a reason is the last of its node.
+        """
         ...
 
 
