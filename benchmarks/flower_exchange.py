@@ -201,7 +201,10 @@ def many_clients(rounds: int, clients: int, width: int, workers: int, most_mb: i
             "episode": {"way": 5, "shot": 1, "query": 1},
             "model": {"backbone": {"name": "mlp", "hidden": [width, width]}},
             "method": {"name": "fl_proto", "local_steps": 1},
-            "run": {"rounds": rounds + 1, "validate_every": 10_000, "checkpoint_every": 10_000, "allocator": "system"},
+            "run": {
+                "rounds": rounds + 1, "validate_every": 10_000, "checkpoint_every": 10_000,
+                "allocator": "system",
+            },
             "test": {"episodes": 20, "query": 5},
         }  # fmt: skip
         prepared = PreparedRun(Config.of(chosen))

@@ -125,7 +125,7 @@ class Experiment:
         if chances != Chances():
             plan = by_chance(prepared.key.at("unreliable"), **asdict(chances))
             fleet = Unreliable(fleet, plan)
-        self.fleet = Guard(fleet)
+        self.fleet: Fleet = Guard(fleet)
         self._aggregation: Aggregation | None = None
         if self.liars is not None or self.config.aggregate != PlainMean():
             self._aggregation = Aggregation(self.config.aggregate, folder)

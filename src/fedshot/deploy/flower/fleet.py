@@ -26,6 +26,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from fedshot.core import records, tree
+from fedshot.core.console import warning
 from fedshot.core.errors import CheckpointError
 from fedshot.core.records import Whole
 from fedshot.deploy.flower.masking_request import masking_to_json
@@ -53,7 +54,7 @@ from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, PerClient, Reply
 from fedshot.protocol.reducers import NOT_FINITE, Gather, Mean, Sum
 
-_MAX_REPLY = 64 << 20  # bytes of a reply, unless that of one client has more
+_MAX_REPLY = 32 << 20  # bytes of a reply, unless that of one client has more
 _MAX_ORDERS = 200  # a node with more pending orders gets no work
 _MAX_METRICS, _METRIC = 64, re.compile(r"\w[\w .:@%+-]{0,63}")
 _MAX_UNKNOWN = 200  # total length of the names of unknown parts
@@ -105,6 +106,7 @@ class FlowerFleet(Wrapper):
         self._rounds: dict[int, dict[str, int]] = {}  # committed round -> node -> its states' round
         self._sent: dict[tuple[int, int], set[str]] = {}  # version -> nodes that were sent work
         self.nbytes: Counter[str] = Counter()  # of arrays in messages, "down" and "up"
+        self.connected = 0  # number of nodes at the last exchange
         self.seconds = 0.0  # sum of the working times reported by each exchange's slowest node
 
     def missing(self, clients: Collection[int]) -> list[int]:
@@ -115,6 +117,7 @@ class FlowerFleet(Wrapper):
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the arrivals of the clients as their nodes reply."""
         connected, by_client = self.node_registry.connected(), self.node_registry.by_client()
+        self.connected = len(connected)
         asked: dict[int, list[int]] = defaultdict(list)
         for client in exchange.to:
             node = by_client.get(client)
@@ -167,7 +170,9 @@ class FlowerFleet(Wrapper):
             ):
                 fault = arrival.fault
                 if exchange.phase == "evaluate" and fault and fault.kind == "refused":
-                    self._tell(f"predictions of client {arrival.client} refused: {fault.reason}")
+                    self._tell(
+                        warning(f"predictions of client {arrival.client} refused: {fault.reason}")
+                    )
                 yield arrival
         self.seconds += max(seconds.values(), default=0.0)
 
@@ -215,7 +220,9 @@ class FlowerFleet(Wrapper):
             registry.add_order(node, "seal", round, sorted(kept | {node.base[0]}))
         for incoming, name in self._send_orders(self._deadline):
             if incoming.reason:
-                self._tell(f"node {name} has not committed round {round}: {incoming.reason}")
+                self._tell(
+                    warning(f"node {name} has not committed round {round}: {incoming.reason}")
+                )
         registry.bases |= {node.name: node.base for node in registry}
         bases = dict(sorted(registry.bases.items()))
         registry.set_owners({client: node.name for node in registry for client in node.clients})
@@ -338,8 +345,10 @@ def arrivals(
     if unasked := sorted(set(results) - set(map(str, asked))):
         others = f" and {len(unasked) - 1} others" if unasked[1:] else ""
         tell(
-            f"node {name} replies for {short(unasked[0], 20)!r}{others}, which it was not "
-            "asked for; dropped"
+            warning(
+                f"node {name} replies for {short(unasked[0], 20)!r}{others}, which it was not "
+                "asked for; dropped"
+            )
         )
     for client in asked:
         if str(client) not in results:

@@ -116,11 +116,13 @@ def open_experiment(
     *,
     wait: float,
     watch: Callable[[], None] = lambda: None,
+    opened: Callable[[Experiment, FlowerFleet], None] = lambda *_: None,
 ) -> Iterator[Experiment]:
     """Yield the experiment of a run whose clients are reached through a server.
 
     Waits at most `wait` seconds for the nodes. Meanwhile it calls `watch`, which may raise errors.
-    Raises ConfigError for an invalid `wait`, and AbsentError if nodes are missing after this time.
+    Then it calls `opened` with the experiment and the fleet that sends its messages. Raises
+    ConfigError for an invalid `wait`, and AbsentError if nodes are missing after this time.
     """
     if not 0 <= wait <= _WEEK:
         raise ConfigError(f"--wait is {wait:g}; expected 0 seconds to a week.")
@@ -169,6 +171,7 @@ def open_experiment(
             for node in fleets[0].node_registry
         }
         storage.write_bytes(folder / "nodes.json", json.dumps(nodes, indent=1).encode(), sync=False)
+        opened(experiment, fleets[0])
         try:
             yield experiment
         finally:

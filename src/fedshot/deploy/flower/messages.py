@@ -36,6 +36,7 @@ Form: TypeAlias = Any
 _MB = 1 << 20
 _MAX_PATH = 500  # maximum length of a leaf's path
 COMMON = "common"
+LATE = "no reply within"  # beginning of the reason of a client whose node has not replied in time
 _REST = "rest"
 _HEAD, _ARRAYS, _STYPE = "fedshot", "arrays", "safetensors"
 _PROOF = "proof"

@@ -19,8 +19,10 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.superlink.grid import HttpGrid
 
+from fedshot.core.console import warning
 from fedshot.core.errors import ServerGoneError
 from fedshot.deploy.flower.messages import (
+    LATE,
     CodecError,
     Incoming,
     Limits,
@@ -140,7 +142,7 @@ class Messenger:
                     yield Incoming(node, None, reason)
         self._late |= sent
         for one in (*sent.values(), *fetching.values()):
-            yield Incoming(one.node, None, f"no reply within {seconds:g} s")
+            yield Incoming(one.node, None, f"{LATE} {seconds:g} s")
 
     def _send(
         self, wire_messages: Mapping[int, WireMessage], seconds: float
@@ -187,11 +189,11 @@ class Messenger:
             try:
                 found.append((message_from_proto(proto), objects))
             except Exception as error:  # the node composed the message, so any error may occur
-                self._tell(short(f"the metadata of a reply cannot be read: {error!r}"))
+                self._tell(warning(short(f"the metadata of a reply cannot be read: {error!r}")))
         for outline, _ in found:
             late = self._late.pop(outline.metadata.reply_to_message_id, None)
             if late is not None and not outline.has_error():
-                self._tell(f"a reply of node {late.node} came too late and was dropped")
+                self._tell(warning(f"a reply of node {late.node} came too late and was dropped"))
         return found
 
     def _fetch(self, outline: Message, objects: Any, seconds: float) -> WireMessage:

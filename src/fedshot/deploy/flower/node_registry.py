@@ -23,6 +23,7 @@ from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from fedshot.core import records, storage
+from fedshot.core.console import warning
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.deploy.flower.messages import Incoming, WireMessage, short
 from fedshot.deploy.flower.setup import Setup
@@ -315,7 +316,7 @@ class NodeRegistry:
 
     def _leave_out(self, number: int, name: str, reason: str) -> None:
         if self._left_out.get(number, ("", 0.0))[0] != reason:
-            self.tell(f"node {name or number} is left out: {reason}")
+            self.tell(warning(f"node {name or number} is left out: {reason}"))
         self._left_out[number] = reason, time.monotonic() + RETRY_SECONDS
 
     def _add(
