@@ -25,6 +25,7 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.core import GaugeMetricFamily
@@ -55,6 +56,7 @@ class Metrics:
     """The metrics of this process, and whether it is ready."""
 
     def __init__(self) -> None:
+        disable_created_metrics()
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.problem = "it is starting"  # why the process is not ready; "" if it is
