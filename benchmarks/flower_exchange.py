@@ -202,8 +202,7 @@ def many_clients(rounds: int, clients: int, width: int, workers: int, most_mb: i
             "model": {"backbone": {"name": "mlp", "hidden": [width, width]}},
             "method": {"name": "fl_proto", "local_steps": 1},
             "run": {
-                "rounds": rounds + 1, "validate_every": 10_000, "checkpoint_every": 10_000,
-                "allocator": "system",
+                "rounds": rounds + 1, "validate_every": 10_000, "checkpoint_every": 10_000
             },
             "test": {"episodes": 20, "query": 5},
         }  # fmt: skip

@@ -6,7 +6,8 @@ Whatever is lost, late, stale, restarted or gone: states end where the sequentia
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
+from fedshot.fleets.threads import Threads
 from fedshot.fleets.unreliable import Trouble, Unreliable
 from fedshot.fleets.vectorised import Vectorised
 from fedshot.nn.models.backbones import MLP
@@ -47,7 +49,7 @@ HOMES = {1: (0, 3), 2: (1, 4), 3: (2, 5)}  # clients of each node
 class Net:
     """Three nodes in this process, each with a folder of its own; some of them unwell."""
 
-    def __init__(self, folder: Path, kind: type[Sequential] = Sequential) -> None:
+    def __init__(self, folder: Path, kind: Callable[[Host], Sequential] = Sequential) -> None:
         self.folder, self.kind = folder, kind
         self.runtimes = {number: self.runtime(number) for number in HOMES}
         self.messages = 0  # that reached a node
@@ -178,8 +180,10 @@ def assert_as_alone(run: Run, net: Net, folder: Path) -> None:
     )
 
 
-def test_three_nodes_equal_one_machine(tmp_path: Path) -> None:
-    net = Net(tmp_path)
+@pytest.mark.parametrize("kind", [Sequential, partial(Threads, workers=2)])
+def test_three_nodes_equal_one_machine(tmp_path: Path, kind: Callable[[Host], Sequential]) -> None:
+    """Also with two clients at once on each node, as with `--workers 2`."""
+    net = Net(tmp_path, kind)
     assert_as_alone(Run(on(net)).play(4), net, tmp_path / "alone")
 
 

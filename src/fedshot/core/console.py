@@ -66,20 +66,20 @@ LEVELS = ("debug", "info", "warning", "error")
 _log = {"level": "info", "format": "text"}
 
 
-class Line(str):
+class LogLine(str):
     """A line of the log with a level of `LEVELS`; a plain string has the level "info"."""
 
     level = "info"
 
 
-def at_level(level: str, text: str) -> Line:
+def at_level(level: str, text: str) -> LogLine:
     """Return a line of the log with this level."""
-    line = Line(text)
+    line = LogLine(text)
     line.level = level
     return line
 
 
-def warning(text: str) -> Line:
+def warning(text: str) -> LogLine:
     """Return a line of the log with the level "warning"."""
     return at_level("warning", text)
 
@@ -96,7 +96,7 @@ def logs_json() -> bool:
 
 def tell(text: str) -> None:
     """Print to stderr and flush, as `set_log` has chosen."""
-    level = text.level if isinstance(text, Line) else "info"
+    level = text.level if isinstance(text, LogLine) else "info"
     if LEVELS.index(level) < LEVELS.index(_log["level"]):
         return
     if logs_json():

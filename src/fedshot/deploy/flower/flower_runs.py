@@ -19,6 +19,7 @@ from pydantic import Field
 
 from fedshot.core import records, storage, tree
 from fedshot.core.errors import AbsentError, ConfigError
+from fedshot.core.machine import keep_freed_memory
 from fedshot.core.records import Whole
 from fedshot.deploy.flower.data_files import ServerTestRun
 from fedshot.deploy.flower.fleet import FlowerFleet
@@ -127,6 +128,8 @@ def open_experiment(
     if not 0 <= wait <= _WEEK:
         raise ConfigError(f"--wait is {wait:g}; expected 0 seconds to a week.")
     _check_privacy(prepared, deployment)
+    if prepared.config.run.allocator == "keep":
+        keep_freed_memory()  # before threads start: each would fragment a heap of its own
     new, deployment = not begun(folder), deployment._replace(life=deployment.life + 1)
     if not new:
         deployment.write(folder)  # before any node hears of this session
