@@ -105,8 +105,11 @@ def tell(text: str) -> None:
     _write(sys.stderr, text)
 
 
-class _StderrHandler(logging.Handler):
+class StderrHandler(logging.Handler):
+    """Prints what is logged with `tell`, with its level."""
+
     def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
         level = record.levelname.lower().replace("critical", "error")
         tell(at_level(level, record.getMessage()))
 
@@ -114,7 +117,7 @@ class _StderrHandler(logging.Handler):
 @contextlib.contextmanager
 def log_shown() -> Iterator[None]:
     """Print on stderr what fedshot logs in this context, such as the progress of an encoder."""
-    log, handler = logging.getLogger("fedshot"), _StderrHandler()
+    log, handler = logging.getLogger("fedshot"), StderrHandler()
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)

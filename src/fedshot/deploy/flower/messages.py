@@ -284,7 +284,7 @@ class WireMessage:
         if n_bytes > limits.message:
             raise CodecError(
                 f"{n_bytes} bytes of arrays; at most {limits.message} are accepted. Raise "
-                "--most-mb on both sides, or let the node hold fewer clients"
+                "--most-mb on both sides"
             )
         texts: dict[str, Any] = {"head": text}
         if sign is not None:

@@ -31,6 +31,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.supercore.protobuf.client import ProtobufClient
 
+from fedshot.core.console import StderrHandler
 from fedshot.deploy.flower.messages import CodecError, Limits, short
 
 QUIET = {
@@ -50,8 +51,9 @@ _REFERENCE = 128  # maximum bytes of a reference to another object
 
 
 def silence_flower() -> None:
-    """Set environment variables (`QUIET`) and Flower's log levels; call it before using Flower."""
+    """Set environment variables (`QUIET`) and Flower's log; call it before using Flower."""
     os.environ.update(QUIET)
+    logging.getLogger("flwr").handlers[:] = [StderrHandler()]
     for name in ("flwr", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
