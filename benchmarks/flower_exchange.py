@@ -2,6 +2,7 @@
 
     python benchmarks/flower_exchange.py [ROUNDS]
     python benchmarks/flower_exchange.py ROUNDS cluster [--device cuda] [--clients 32] [--turns 3]
+    python benchmarks/flower_exchange.py ROUNDS width [--clients 300] [--width 64] [--workers 1]
 
 The first prints the seconds of an exchange that are not the clients' work, and where they go: three
 nodes with four clients each, a small model, TLS and keys, all on this machine. "outside" is the
@@ -10,12 +11,18 @@ depend little on what else the machine is doing.
 
 The second trains a Conv4 on random images, with all clients in one process, on one node and on two
 nodes in turn. It prints rounds per second, and the bytes of the messages of a round.
+
+The third has many clients on three nodes, and an MLP with two hidden layers of `--width` units. It
+prints the seconds and bytes of an exchange, and by how much the memory of each process has grown at
+its peak, in MB (peak resident memory less that before the first exchange).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
+import statistics
 import sys
 import tempfile
 import time
@@ -30,10 +37,10 @@ import numpy as np
 from fedshot.config.load import Config
 from fedshot.deploy.flower import flower_runs, local
 from fedshot.deploy.flower.fleet import FlowerFleet
-from fedshot.deploy.flower.messages import LIMITS, Incoming, WireMessage
+from fedshot.deploy.flower.messages import Limits
 from fedshot.deploy.flower.messaging import Messenger
 from fedshot.deploy.flower.node_registry import NodeRegistry
-from fedshot.fleets.influence import Influence
+from fedshot.fleets.wrapper import Wrapper
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 
@@ -74,6 +81,14 @@ def cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def flower_fleet(experiment: Experiment) -> FlowerFleet:
+    fleet = experiment.meter.fleet
+    while isinstance(fleet, Wrapper) and not isinstance(fleet, FlowerFleet):
+        fleet = fleet.fleet
+    assert isinstance(fleet, FlowerFleet)
+    return fleet
+
+
 def measure(name: str, rounds: int) -> None:
     chosen = {**SETTINGS, "method": METHODS[name], "run": {**SETTINGS["run"], "rounds": rounds}}
     prepared = PreparedRun(Config.of(chosen))
@@ -88,10 +103,7 @@ def measure(name: str, rounds: int) -> None:
                 lambda _: None, wait=120.0,
             ) as experiment,
         ):  # fmt: skip
-            influence = experiment.meter.fleet
-            assert isinstance(influence, Influence)
-            fleet = influence.fleet
-            assert isinstance(fleet, FlowerFleet)
+            fleet = flower_fleet(experiment)
             going = experiment.run()
             next(going)
             next(going)
@@ -113,29 +125,7 @@ def measure(name: str, rounds: int) -> None:
     print("  run: " + ", ".join(f"{part} {s / n:.3f}" for part, s in spent.most_common()))
 
 
-def count_bytes() -> Counter[str]:
-    """Count the bytes of the messages that this process sends to nodes and receives from them."""
-    counts: Counter[str] = Counter()
-    record, parse = WireMessage.record, Messenger._parse
-
-    def sent(message: WireMessage, *words: Any) -> Any:
-        made = record(message, *words)
-        counts["down"] += sum(part.count_bytes() for part in made.values())
-        return made
-
-    def received(messenger: Messenger, *words: Any) -> Incoming:
-        incoming = parse(messenger, *words)
-        if incoming.wire_message is not None:
-            made = record(incoming.wire_message, LIMITS)
-            counts["up"] += sum(part.count_bytes() for part in made.values())
-        return incoming
-
-    WireMessage.record, Messenger._parse = sent, received  # type: ignore[method-assign]
-    return counts
-
-
 def simulate_cluster(rounds: int, clients: int, device: str, turns: int) -> None:
-    counts = count_bytes()
     with tempfile.TemporaryDirectory() as place:
         generator = np.random.default_rng(0)
         images = generator.integers(0, 256, (64 * clients, 32, 32, 3), np.uint8)
@@ -155,12 +145,12 @@ def simulate_cluster(rounds: int, clients: int, device: str, turns: int) -> None
         }  # fmt: skip
         prepared = PreparedRun(Config.of(chosen))
         for turn in range(turns):
-            rates = {n: _rate(prepared, n, Path(place) / f"{turn}-{n}", counts) for n in (0, 1, 2)}
+            rates = {n: _rate(prepared, n, Path(place) / f"{turn}-{n}") for n in (0, 1, 2)}
             for n, rate in rates.items():
                 print(f"{NAMES[n]}: {rate:.3f} rounds/s, {rate / rates[0]:.2f} of one process")
 
 
-def _rate(prepared: PreparedRun, nodes: int, folder: Path, counts: Counter[str]) -> float:
+def _rate(prepared: PreparedRun, nodes: int, folder: Path) -> float:
     """Return the rounds per second after the first round; 0 nodes: in this process."""
     with ExitStack() as stack:
         if nodes:
@@ -180,24 +170,93 @@ def _rate(prepared: PreparedRun, nodes: int, folder: Path, counts: Counter[str])
         going = experiment.run()
         next(going)  # round 0
         next(going)
-        counts.clear()
+        if nodes:
+            flower_fleet(experiment).nbytes.clear()
         seconds = [record.seconds for record in going]
     if nodes:
-        down, up = (counts[way] / len(seconds) for way in ("down", "up"))
+        down, up = (flower_fleet(experiment).nbytes[way] / len(seconds) for way in ("down", "up"))
         print(f"{NAMES[nodes]}: {down:,.0f} bytes down and {up:,.0f} up in a round", flush=True)
     return len(seconds) / sum(seconds)
+
+
+def memory(pid: int) -> dict[str, float]:
+    """Return the resident memory of a process and its peak, in MB."""
+    found = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text()))
+    return {name: int(kb) / 1024 for name, kb in found.items()}
+
+
+def many_clients(rounds: int, clients: int, width: int, workers: int, most_mb: int) -> None:
+    inner = local.node_command
+    more = ["--workers", str(workers), "--most-mb", str(most_mb)]
+    local.LIMITS = Limits(message=most_mb << 20)
+    local.node_command = lambda *words: [*inner(*words), *more]
+    with tempfile.TemporaryDirectory() as place:
+        folder, generator = Path(place), np.random.default_rng(0)
+        images = generator.integers(0, 256, (60 * clients, 8, 8, 1), np.uint8)
+        np.savez(folder / "images.npz", x=images, y=np.arange(len(images)) % 20)
+        chosen = {
+            "data": {"name": "npz", "path": str(folder / "images.npz")},
+            "split": {"base": ["0-9"], "validation": ["10-14"], "novel": ["15-19"]},
+            "partition": {"name": "iid", "clients": clients},
+            "episode": {"way": 5, "shot": 1, "query": 1},
+            "model": {"backbone": {"name": "mlp", "hidden": [width, width]}},
+            "method": {"name": "fl_proto", "local_steps": 1},
+            "run": {
+                "rounds": rounds + 1, "validate_every": 10_000, "checkpoint_every": 10_000
+            },
+            "test": {"episodes": 20, "query": 5},
+        }  # fmt: skip
+        prepared = PreparedRun(Config.of(chosen))
+        local.prepare(folder, prepared, NODES)
+        with (
+            local.federation(folder, NODES, lambda _: None) as (server_folder, children),
+            flower_runs.open_experiment(
+                prepared, folder / "run",
+                flower_runs.Deployment.new(str(server_folder.folder), 0, 600.0), server_folder,
+                print, wait=300.0,
+            ) as experiment,
+        ):  # fmt: skip
+            going = experiment.run()
+            next(going)
+            pids = {child.name: child.process.pid for child in children.all} | {"run": os.getpid()}
+            before = {name: memory(pid)["VmRSS"] for name, pid in pids.items()}
+            next(going)
+            fleet = flower_fleet(experiment)
+            fleet.nbytes.clear()
+            seconds = [record.seconds for record in going]
+            model = experiment.meter.total("train", "down") / clients / (rounds + 1) / 2**20
+            print(
+                f"{clients} clients on {NODES} nodes, a model of {model:.2f} MB: "
+                f"{statistics.median(seconds):.2f} s an exchange ({min(seconds):.2f} to "
+                f"{max(seconds):.2f}), {fleet.nbytes['down'] / rounds / 2**20:.2f} MB down "
+                f"and {fleet.nbytes['up'] / rounds / 2**20:.2f} MB up"
+            )
+            for name, pid in pids.items():
+                grown = memory(pid)["VmHWM"] - before[name]
+                print(f"  {name}: {before[name]:.0f} MB at first, {grown:.0f} MB more at its peak")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("rounds", type=int, nargs="?", default=20)
-    parser.add_argument("what", nargs="?", choices=("exchange", "cluster"), default="exchange")
-    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument(
+        "what", nargs="?", choices=("exchange", "cluster", "width"), default="exchange"
+    )
+    parser.add_argument("--clients", type=int)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--most-mb", type=int, default=512)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     if options.what == "cluster":
-        simulate_cluster(options.rounds, options.clients, options.device, options.turns)
+        clients = options.clients or 32
+        simulate_cluster(options.rounds, clients, options.device, options.turns)
+        sys.exit()
+    if options.what == "width":
+        many_clients(
+            options.rounds, options.clients or 300, options.width, options.workers, options.most_mb
+        )
         sys.exit()
     for owner, part in ((NodeRegistry, "connected"), (Messenger, "_send"), (Messenger, "_poll"),
                         (Messenger, "_fetch"), (FlowerFleet, "seal")):  # fmt: skip

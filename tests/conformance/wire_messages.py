@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from fedshot.conformance.small import CLIENTS, FederationHost
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.messages import LIMITS, Incoming, WireMessage
+from fedshot.deploy.flower.node_registry import Following
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.worker import ClientRuntime, run_work
 from fedshot.fleets.sequential import Sequential
@@ -29,10 +30,17 @@ class Direct:
         return {_NUMBER: "node"}
 
     def send_and_receive(
-        self, wire_messages: Mapping[int, WireMessage], seconds: float
+        self,
+        wire_messages: Mapping[int, WireMessage],
+        seconds: float,
+        following: Following = lambda _: None,
     ) -> Iterator[Incoming]:
-        for number, wire_message in wire_messages.items():
-            yield Incoming(number, written(self.answer(written(wire_message))))
+        for number, first in wire_messages.items():
+            wire_message: WireMessage | None = first
+            while wire_message is not None:
+                reply = self.answer(written(wire_message))
+                wire_message = following(number)
+                yield Incoming(number, written(reply))
 
     def answer(self, wire_message: WireMessage) -> WireMessage:
         reply, head = WireMessage({"seconds": 0.0}), wire_message.head

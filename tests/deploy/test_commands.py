@@ -406,6 +406,8 @@ def test_a_server_whose_folder_was_deleted_and_made_anew_ends(
 
     monkeypatch.setattr(local, "start_server", lambda *_, **__: SimpleNamespace(ended=False))
     monkeypatch.setattr(flower.time, "sleep", replace_folder)
-    options = argparse.Namespace(folder=folder, host="127.0.0.1", port=1, insecure=True, most_mb=1)
+    options = argparse.Namespace(
+        folder=folder, host="127.0.0.1", port=1, insecure=True, most_mb=1, metrics=None
+    )
     with pytest.raises(BusyError, match="server was deleted or replaced while this process"):
         flower.server(options)

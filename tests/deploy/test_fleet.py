@@ -6,7 +6,8 @@ Whatever is lost, late, stale, restarted or gone: states end where the sequentia
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,17 @@ from fedshot.core import tree
 from fedshot.core.errors import CheckpointError
 from fedshot.core.seeds import Key
 from fedshot.data.episodes.episode import ClientData
+from fedshot.deploy.flower import fleet
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.messages import LIMITS, CodecError, Incoming, WireMessage
+from fedshot.deploy.flower.node_registry import Following
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.worker import ClientRuntime, run_work
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
+from fedshot.fleets.threads import Threads
 from fedshot.fleets.unreliable import Trouble, Unreliable
 from fedshot.fleets.vectorised import Vectorised
 from fedshot.nn.models.backbones import MLP
@@ -45,9 +49,10 @@ HOMES = {1: (0, 3), 2: (1, 4), 3: (2, 5)}  # clients of each node
 class Net:
     """Three nodes in this process, each with a folder of its own; some of them unwell."""
 
-    def __init__(self, folder: Path, kind: type[Sequential] = Sequential) -> None:
+    def __init__(self, folder: Path, kind: Callable[[Host], Sequential] = Sequential) -> None:
         self.folder, self.kind = folder, kind
         self.runtimes = {number: self.runtime(number) for number in HOMES}
+        self.messages = 0  # that reached a node
         self.gone: set[int] = set()  # not connected
         self.mute: set[int] = set()  # do their work; the reply comes too late
         self.deaf: set[int] = set()  # connected; nothing reaches them
@@ -65,16 +70,23 @@ class Net:
         return {number: f"n{number}" for number in HOMES if number not in self.gone}
 
     def send_and_receive(
-        self, wire_messages: Mapping[int, WireMessage], seconds: float
+        self,
+        wire_messages: Mapping[int, WireMessage],
+        seconds: float,
+        following: Following = lambda _: None,
     ) -> Iterator[Incoming]:
-        for number, wire_message in wire_messages.items():
+        for number, first in wire_messages.items():
             if number in self.deaf:
                 yield Incoming(number, None, "no reply within 1 s")
                 continue
-            reply = self.answer(number, written(wire_message))
-            if number in self.mute:
-                yield Incoming(number, None, "no reply within 1 s")
-            else:
+            wire_message: WireMessage | None = first
+            while wire_message is not None:
+                self.messages += 1
+                reply = self.answer(number, written(wire_message))
+                if number in self.mute:
+                    yield Incoming(number, None, "no reply within 1 s")
+                    break
+                wire_message = following(number)
                 yield Incoming(number, written(reply))
 
     def answer(self, number: int, wire_message: WireMessage) -> WireMessage:
@@ -104,8 +116,8 @@ class Net:
 class Run:
     """A server on a fleet, checkpointing every round."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet = Guard(fleet)
+    def __init__(self, fleet: Fleet, cohort: int = 4) -> None:
+        self.fleet, self.cohort = Guard(fleet), cohort
         self.server: Any = METHOD.init(KEY.at("init"))
         self.round = 0
         self.kept: list[tuple[Any, str]] = [(self.server, self.fleet.seal(0, ()))]
@@ -120,7 +132,9 @@ class Run:
 
     def play_unsealed(self) -> None:
         self.round += 1
-        clients = Clients(self.fleet, range(CLIENTS), cohort=4, quorum=0.1, round=self.round)
+        clients = Clients(
+            self.fleet, range(CLIENTS), cohort=self.cohort, quorum=0.1, round=self.round
+        )
         self.server, _ = METHOD.round(self.server, clients, KEY.at("round", self.round))
         self.lost |= {(self.round, client) for client, _ in clients.faults}
         self.faults += clients.faults
@@ -146,25 +160,50 @@ def joining(net: Net, session: int) -> FlowerFleet:
     return FlowerFleet(here, net, setup, session=session, keeps_state=True, deadline=1.0)
 
 
-def alone(folder: Path, rounds: int, lost: set[tuple[int, int]]) -> tuple[str, dict[int, str]]:
+def alone(
+    folder: Path, rounds: int, lost: set[tuple[int, int]], cohort: int = 4
+) -> tuple[str, dict[int, str]]:
     """Return the server's and the clients' states on the sequential fleet."""
     host = Host(METHOD, DATASET, PARTITION, PrivateStore(folder), KEY.at("clients"))
 
     def plan(exchange: Exchange, client: int) -> Trouble | None:
         return "drop" if (exchange.version[0], client) in lost else None
 
-    run = Run(Unreliable(Sequential(host), plan)).play(rounds)
+    run = Run(Unreliable(Sequential(host), plan), cohort).play(rounds)
     held = {client: tree.digest(host.private(client, LATER)) for client in range(CLIENTS)}
     return tree.digest(run.server), held
 
 
 def assert_as_alone(run: Run, net: Net, folder: Path) -> None:
-    assert (tree.digest(run.server), net.privates()) == alone(folder, run.round, run.lost)
+    assert (tree.digest(run.server), net.privates()) == alone(
+        folder, run.round, run.lost, run.cohort
+    )
 
 
-def test_three_nodes_equal_one_machine(tmp_path: Path) -> None:
-    net = Net(tmp_path)
+@pytest.mark.parametrize("kind", [Sequential, partial(Threads, workers=2)])
+def test_three_nodes_equal_one_machine(tmp_path: Path, kind: Callable[[Host], Sequential]) -> None:
+    """Also with two clients at once on each node, as with `--workers 2`."""
+    net = Net(tmp_path, kind)
     assert_as_alone(Run(on(net)).play(4), net, tmp_path / "alone")
+
+
+def test_large_replies_come_one_client_at_a_time_with_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a node that does not reply, the clients that it was not asked for yet are lost, too."""
+    monkeypatch.setattr(fleet, "_MAX_REPLY", 1)
+    net = Net(tmp_path)
+    run = Run(on(net), CLIENTS)
+    net.messages = 0
+    run.play_unsealed()
+    asked, net.messages = net.messages, 0
+    assert asked == 2 * CLIENTS  # two exchanges
+    net.mute.add(2)
+    run.play_unsealed()
+    assert net.messages == asked - 2
+    assert run.lost == {(2, client) for client in HOMES[2]}
+    net.mute.clear()
+    assert_as_alone(run.play(), net, tmp_path / "alone")
 
 
 @pytest.mark.parametrize("kind", [Sequential, *slow(Vectorised)])

@@ -27,7 +27,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedshot.core.errors import ServerGoneError
-from fedshot.deploy.flower import messaging
+from fedshot.deploy.flower import messaging, wire
 from fedshot.deploy.flower.messages import Incoming, Limits, WireMessage, read_message
 from fedshot.deploy.flower.messaging import Messenger
 from fedshot.deploy.flower.wire import set_message_id
@@ -115,6 +115,19 @@ def test_messages_are_answered() -> None:
         incoming.wire_message and incoming.wire_message.head["well"] and not incoming.reason
         for incoming in found.values()
     )
+
+
+def test_a_node_that_has_replied_is_sent_its_next_message() -> None:
+    office = Office({2: replying(honest), 3: replying(lambda _: WireMessage({"id": 0}).record())})
+    left = {2: [WireMessage({}), WireMessage({})], 3: [WireMessage({})]}
+    messenger = Messenger(office, LIMITS, [].append)  # type: ignore[arg-type]
+    received = messenger.send_and_receive(
+        {2: WireMessage({}), 3: WireMessage({})},
+        30.0,
+        lambda node: left[node].pop() if left[node] else None,
+    )
+    assert sorted((i.node, bool(i.reason)) for i in received) == [(2, False)] * 3 + [(3, True)]
+    assert left == {2: [], 3: [WireMessage({})]}, "none after a reply that cannot be used"
 
 
 def broken(data: bytes) -> Prediction:
@@ -330,7 +343,7 @@ def test_a_late_reply_is_dropped_and_named() -> None:
 def test_a_reply_of_which_only_the_outline_came_is_not_waited_for_longer_than_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(messaging, "_FETCH_SECONDS", 0.3)
+    monkeypatch.setattr(wire, "STALL_SECONDS", 0.3)
     office = Office({2: replying(honest)})
     inner = office.put
 

@@ -15,7 +15,11 @@ import torch
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 import httpx
 from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesResponse
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedshot.core.errors import BusyError, ConfigError
@@ -26,6 +30,7 @@ from fedshot.deploy.flower.keys import Signer, Verifier, make_server_keys, new_k
 from fedshot.deploy.flower.messages import COMMON, CodecError, Limits, WireMessage, read_message
 from fedshot.deploy.flower.node import NodeLoop
 from fedshot.deploy.flower.operator import Operator
+from fedshot.deploy.flower.wire import set_message_id
 
 LIMITS = Limits(message=1 << 16, head=1 << 12)
 
@@ -279,6 +284,40 @@ def test_a_response_that_is_too_large_is_a_server_that_is_away(tmp_path: Path) -
     made._run_heartbeats()
     assert len(beats) == 3
     made.close()
+
+
+def test_a_node_pulls_once_what_a_second_message_repeats(tmp_path: Path) -> None:
+    """The model, if an exchange sends a node several messages."""
+    connection = Connection("127.0.0.1:1", new_key(), None, tmp_path / "node.json", Limits())
+    model, pulled = os.urandom(1 << 23), list[int]()
+
+    def server(rest: bytes) -> Callable[[str, Any], Any]:
+        message = Message(WireMessage({}, {COMMON: model, "c0": rest}).record(), 7, "query.fedshot")
+        set_message_id(message)
+        objects = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
+
+        def answer(call: str, request: Any) -> Any:
+            if call == "PullObject":
+                pulled.append(len(objects[request.object_id]))
+                return PullObjectResponse(
+                    object_found=True, object_available=True,
+                    object_content=objects[request.object_id],
+                )  # fmt: skip
+            return PullMessagesResponse(
+                messages_list=[message_to_proto(remove_content_from_message(message))],
+                message_object_trees=[get_object_tree(message)],
+            )
+
+        return answer
+
+    for rest in (b"a" * 10, b"b" * 10):
+        pulled.clear()
+        connection._call = server(rest)  # type: ignore[method-assign]
+        received = connection.pull()
+        assert received is not None
+        assert read_message(received.content, Limits()).blocks == {COMMON: model, "c0": rest}
+    assert sum(pulled) < 1 << 16
+    connection.close()
 
 
 def test_what_is_no_response_of_flowers_is_a_server_that_is_away(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from fedshot.deploy.flower.messages import LIMITS, Incoming, WireMessage
 from fedshot.deploy.flower.node_registry import (
     RETRY_SECONDS,
     Entry,
+    Following,
     NodeRegistry,
     admit,
     read_entries,
@@ -52,9 +53,12 @@ class Nodes:
         return dict(self.names)
 
     def send_and_receive(
-        self, wire_messages: Mapping[int, WireMessage], seconds: float
+        self,
+        wire_messages: Mapping[int, WireMessage],
+        seconds: float,
+        following: Following = lambda _: None,
     ) -> Iterator[Incoming]:
-        del seconds
+        del seconds, following
         for number in wire_messages:
             self.greeted.append(number)
             head = self.heads[number]

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.progress import TimeRemainingColumn as TimeLeft
 
 from fedshot.api.fault_report import FaultReport, lost_or_rejected
-from fedshot.core.console import printable, tell
+from fedshot.core.console import logs_json, printable, tell
 from fedshot.runs.test_protocol import chose_by_test
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def shown(
     console = Console(stderr=True)
     if rounds and console.is_jupyter:
         yield from _in_notebook(experiment, name)
-    elif rounds and console.is_terminal:
+    elif rounds and console.is_terminal and not logs_json():
         yield from _on_terminal(experiment, name, console)
     else:
         yield from _as_lines(experiment, name, every, rounds=rounds)

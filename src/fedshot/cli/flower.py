@@ -9,14 +9,17 @@ from __future__ import annotations
 import argparse
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedshot.cli.train import chosen_config, config_to_resume, finish
 from fedshot.config.load import Config
-from fedshot.core.console import say, tell
+from fedshot.core.console import at_level, say, tell, warning
 from fedshot.core.devices import devices_of
 from fedshot.core.errors import ConfigError
+from fedshot.core.extras import require
 from fedshot.core.locks import only_one
 from fedshot.data.files.places import find_data_dir
 from fedshot.data.sources.embedding import TextOptions, reading_digest
@@ -42,7 +45,7 @@ from fedshot.deploy.flower.keys import (
     make_server_keys,
     new_key,
 )
-from fedshot.deploy.flower.messages import Limits
+from fedshot.deploy.flower.messages import Limits, WireMessage, refusal
 from fedshot.deploy.flower.node import NodeLoop
 from fedshot.deploy.flower.node_registry import admit, parse_clients, ranges
 from fedshot.deploy.flower.packing import pack_client, pack_tests
@@ -128,12 +131,17 @@ def _train(
                 local.federation(own, deployment.nodes, log, env, chosen.run.device)
             )
             watch = children.check
+        metrics = None
+        if getattr(options, "metrics", None):  # `resume` has no such option
+            metrics = _metrics().RunMetrics()
+            stack.enter_context(_metrics().serving(options.metrics, metrics, tell))
         experiment = stack.enter_context(
             open_experiment(
-                prepared, folder, deployment, server_folder, log, wait=options.wait, watch=watch
+                prepared, folder, deployment, server_folder, log, wait=options.wait, watch=watch,
+                opened=metrics.watch if metrics else lambda *_: None,
             )
-        )
-        return finish(experiment, options)
+        )  # fmt: skip
+        return finish(experiment, options, metrics.record if metrics else lambda _: None)
 
 
 def partition(options: argparse.Namespace) -> int:
@@ -223,7 +231,7 @@ def server(options: argparse.Namespace) -> int:
     make_private_folder(folder.folder)
     for name in (KEY, CA_KEY, "token"):
         if text := exposure_notice(folder.folder / name):
-            tell(text)
+            tell(warning(text))
     with only_one(folder.folder / ".lock", "runs a server") as lock, Children() as children:
         log = folder.folder / "server.log"
         child = local.start_server(
@@ -232,12 +240,16 @@ def server(options: argparse.Namespace) -> int:
         registrar = local.Registrar(folder, tell)
         nodes = f"{len(registrar.known)} registered nodes" if secure else "open to all nodes"
         say(f"listening on {options.host}:{options.port}, {nodes}; log in {log}")
-        while not child.ended:
-            time.sleep(1)
-            lock.check()
-            if secure:
-                registrar.update()
-    tell(f"the server has ended. Its log ends with:\n{child.tail}")
+        with ExitStack() as stack:
+            if options.metrics:
+                metrics = _metrics().ServerMetrics(folder, child)
+                stack.enter_context(_metrics().serving(options.metrics, metrics, tell))
+            while not child.ended:
+                time.sleep(1)
+                lock.check()
+                if secure:
+                    registrar.update()
+    tell(at_level("error", f"the server has ended. Its log ends with:\n{child.tail}"))
     return 1
 
 
@@ -265,7 +277,7 @@ def node(options: argparse.Namespace) -> int:
     data = read_shards(options.data, clients)
     make_private_folder(options.state)
     if options.key and (text := exposure_notice(options.key)):
-        tell(text)
+        tell(warning(text))
     with only_one(options.state / ".lock", "runs a node") as lock:
         worker = Worker(name, data, options.state, limits=limits, workers=options.workers,
                         device=options.device, tell=tell, policy=policy,
@@ -277,11 +289,34 @@ def node(options: argparse.Namespace) -> int:
         if connection.proxy:
             tell(f"connecting to {address} through the proxy {connection.proxy}, which is set in "
                  "the environment")  # fmt: skip
-        try:
-            NodeLoop(connection, worker, limits, tell, address, check, lock.check).run()
-        finally:
-            connection.close()
+        with closing(connection), ExitStack() as stack:
+            loop = NodeLoop(
+                connection, worker, limits, tell, address, check, lock.check, handled=_log_message
+            )
+            if options.metrics:
+                metrics = _metrics().NodeMetrics(len(data.clients))
+                stack.enter_context(_metrics().serving(options.metrics, metrics, tell))
+
+                def handled(received: int, reply: WireMessage) -> None:
+                    _log_message(received, reply)
+                    metrics.handled(received, reply)
+
+                loop = replace(loop, connected=metrics.connected, handled=handled)
+            loop.run()
     return 0
+
+
+def _log_message(received: int, reply: WireMessage) -> None:
+    text = f"a message of {received:,} bytes: {refusal(reply) or 'answered'}, with {reply.nbytes:,}"
+    tell(at_level("debug", f"{text} bytes in {reply.head.get('seconds', 0.0):.2f} s"))
+
+
+def _metrics() -> Any:
+    """Return the module of the metrics, whose package is needed for --metrics only."""
+    require("flower", "--metrics", "prometheus_client")
+    from fedshot.deploy.flower import metrics
+
+    return metrics
 
 
 def _check(name: str, value: int, least: int, most: int) -> None:

@@ -107,6 +107,19 @@ def add_flower(commands: Commands, add: Add) -> None:
     node.add_argument(
         "--workers", type=int, default=1, help="number of clients that run at once (1)"
     )
+    for command in (run, up, server, node):
+        command.add_argument(
+            "--metrics", metavar="HOST:PORT",
+            help="serve metrics for Prometheus and /healthz, such as at 127.0.0.1:9464 (off)",
+        )  # fmt: skip
+        command.add_argument(
+            "--log-level", choices=("debug", "info", "warning", "error"), default="info",
+            help="least level of the lines on stderr (info)",
+        )  # fmt: skip
+        command.add_argument(
+            "--log-format", choices=("text", "json"), default="text",
+            help="lines on stderr: plain text, or JSON with time, level and message (text)",
+        )  # fmt: skip
     for command in (server, node):
         command.add_argument("--most-mb", type=int, default=512, help="largest message in MB (512)")
         command.add_argument(

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from fedshot import __version__
 from fedshot.cli.flower_arguments import Commands, add_flower
 from fedshot.core import shutdown
-from fedshot.core.console import log_shown, print_in_any_encoding, tell
+from fedshot.core.console import at_level, log_shown, print_in_any_encoding, set_log, tell
 from fedshot.core.errors import ConfigError, FedshotError, nearest
 from fedshot.core.extras import require
 from fedshot.core.text import long_names
@@ -79,6 +79,7 @@ def _run(words: list[str]) -> int:
              f"`fedshot run {words[0]}`.")  # fmt: skip
         return REFUSED
     options, rest = make_parser().parse_known_args(words)
+    set_log(getattr(options, "log_level", "info"), getattr(options, "log_format", "text"))
     options.run_folder = None  # set by the commands that can be resumed, and by `sweep`
     try:
         for number, usual in _SIGNALS.items():
@@ -102,7 +103,7 @@ def _run(words: list[str]) -> int:
         said = _words(error, options)
         if said is None:
             raise
-        tell(f"fedshot: error: {said}")
+        tell(at_level("error", f"fedshot: error: {said}"))
         return AGAIN if _is_retryable(error) else REFUSED
     finally:
         for number, usual in _SIGNALS.items():

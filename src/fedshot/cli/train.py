@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -64,11 +64,15 @@ def resume(options: argparse.Namespace) -> int:
     return finish(Experiment(PreparedRun(held, options.data_dir), options.folder), options)
 
 
-def finish(experiment: Experiment, options: argparse.Namespace) -> int:
-    """Train the remaining rounds, test, and print the result."""
+def finish(
+    experiment: Experiment,
+    options: argparse.Namespace,
+    heard: Callable[[Record], None] = lambda _: None,
+) -> int:
+    """Train the remaining rounds, test, and print the result; call `heard` with each record."""
     score = completed(
         experiment,
-        _records(experiment, options),
+        _records(experiment, options, heard),
         lambda: tracker_of(experiment, options.tracker, tell),
         tell,
     )
@@ -76,10 +80,13 @@ def finish(experiment: Experiment, options: argparse.Namespace) -> int:
     return 0
 
 
-def _records(experiment: Experiment, options: argparse.Namespace) -> Iterator[Record]:
+def _records(
+    experiment: Experiment, options: argparse.Namespace, heard: Callable[[Record], None]
+) -> Iterator[Record]:
     shows = not options.quiet
     records = shown(experiment, rounds=not options.json) if shows else experiment.run()
     for record in records:
+        heard(record)
         if options.json:
             say(json.dumps(record.to_json()))
         yield record

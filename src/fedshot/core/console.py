@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import json
 import logging
 import os
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import TextIO
 
 _KEPT = "\n\t\N{NO-BREAK SPACE}"
@@ -60,20 +62,62 @@ def say(text: str) -> None:
     _write(sys.stdout, text)
 
 
+LEVELS = ("debug", "info", "warning", "error")
+_log = {"level": "info", "format": "text"}
+
+
+class LogLine(str):
+    """A line of the log with a level of `LEVELS`; a plain string has the level "info"."""
+
+    level = "info"
+
+
+def at_level(level: str, text: str) -> LogLine:
+    """Return a line of the log with this level."""
+    line = LogLine(text)
+    line.level = level
+    return line
+
+
+def warning(text: str) -> LogLine:
+    """Return a line of the log with the level "warning"."""
+    return at_level("warning", text)
+
+
+def set_log(level: str = "info", format: str = "text") -> None:
+    """Let `tell` drop lines below a level of `LEVELS`, and print "text" or "json"."""
+    _log.update(level=level, format=format)
+
+
+def logs_json() -> bool:
+    """Whether `tell` prints JSON."""
+    return _log["format"] == "json"
+
+
 def tell(text: str) -> None:
-    """Print to stderr and flush."""
+    """Print to stderr and flush, as `set_log` has chosen."""
+    level = text.level if isinstance(text, LogLine) else "info"
+    if LEVELS.index(level) < LEVELS.index(_log["level"]):
+        return
+    if logs_json():
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        text = json.dumps({"time": now, "level": level, "message": text.strip()})
     _write(sys.stderr, text)
 
 
-class _StderrHandler(logging.Handler):
+class StderrHandler(logging.Handler):
+    """Prints what is logged with `tell`, with its level."""
+
     def emit(self, record: logging.LogRecord) -> None:
-        tell(record.getMessage())
+        """Print a record."""
+        level = record.levelname.lower().replace("critical", "error")
+        tell(at_level(level, record.getMessage()))
 
 
 @contextlib.contextmanager
 def log_shown() -> Iterator[None]:
     """Print on stderr what fedshot logs in this context, such as the progress of an encoder."""
-    log, handler = logging.getLogger("fedshot"), _StderrHandler()
+    log, handler = logging.getLogger("fedshot"), StderrHandler()
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)

@@ -10,7 +10,7 @@ from fedshot.core.text import joined
 PACKAGES = {
     "completion": ("shtab",),
     "encoders": ("peft", "sentence_transformers", "transformers"),
-    "flower": ("flwr", "cryptography", "httpx"),
+    "flower": ("prometheus_client", "flwr", "cryptography", "httpx"),
     "hf": ("datasets",),
     "pandas": ("pandas",),
     "optuna": ("optuna",),

@@ -19,7 +19,7 @@ _LIKE = ("1.41.", "1.42.")
 
 def require_flower() -> str:
     """Return the version of flwr. Raises ConfigError if it is missing or unsupported."""
-    require("flower", "this command")
+    require("flower", "this command", "flwr", "cryptography", "httpx")
     version = importlib.metadata.version("flwr")
     if not version.startswith(_LIKE):
         raise ConfigError(

@@ -49,6 +49,7 @@ from fedshot.deploy.flower.keys import public_bytes
 from fedshot.deploy.flower.messages import CodecError, Limits
 from fedshot.deploy.flower.server_folder import is_loopback, split_address
 from fedshot.deploy.flower.wire import (
+    STALL_SECONDS,
     fetch,
     limit_responses,
     proxy_to,
@@ -57,8 +58,8 @@ from fedshot.deploy.flower.wire import (
     without_proxy,
 )
 
-_FETCH_SECONDS = 60.0  # time to receive all objects of a message
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")  # error codes of OpenSSL
+_MIN_KEPT = 1 << 16  # bytes of an object that is kept until the next message, which may repeat it
 HEARTBEAT = 10.0  # seconds, Flower's minimum; after twice that, Flower counts a node as lost
 
 
@@ -99,6 +100,7 @@ class Connection:
     ) -> None:
         self._public = public_bytes(key.public_key())
         self._memory, self._limits, self._secure = memory, limits, ca is not None
+        self._chunks: dict[str, bytes] = {}  # large objects of the last message, by their hash
         local = is_loopback(host := split_address(address)[0])
         self.proxy = "" if local else proxy_to(host, secure=self._secure)
         try:
@@ -169,9 +171,17 @@ class Connection:
         outline = message_from_proto(got.messages_list[0])
         run_id = outline.metadata.run_id
         pull = make_pull_object_fn_protobuf(partial(self._call, "PullObject"), self._node, run_id)
+        held, self._chunks = self._chunks, {}
+
+        def pull_once(ident: str) -> bytes:
+            content: bytes = held[ident] if ident in held else pull(ident)
+            if len(content) > _MIN_KEPT:
+                self._chunks[ident] = content
+            return content
+
         try:
             message = fetch(
-                outline, got.message_object_trees[0], pull, self._limits, _FETCH_SECONDS
+                outline, got.message_object_trees[0], pull_once, self._limits, STALL_SECONDS
             )
         except CodecError as error:
             raise UnreadableError(error, outline) from None

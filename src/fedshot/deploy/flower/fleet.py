@@ -1,6 +1,7 @@
 """The fleet whose clients are on Flower nodes.
 
-An exchange sends each node one message, for all clients of the node. The message also holds the
+An exchange sends each node one message, for all clients of the node; if their replies would be
+large, it sends several, one after another, each for some of the clients. A message also holds the
 orders queued since the last message: to drop the states of replies that were not accepted, or to
 void (discard) a round. Only the order to commit a round (`seal`), which makes its private states
 permanent, is sent in a separate message, and only for methods with private states.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NotRequired
 
@@ -25,6 +26,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from fedshot.core import records, tree
+from fedshot.core.console import warning
 from fedshot.core.errors import CheckpointError
 from fedshot.core.records import Whole
 from fedshot.deploy.flower.masking_request import masking_to_json
@@ -52,6 +54,7 @@ from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, PerClient, Reply
 from fedshot.protocol.reducers import NOT_FINITE, Gather, Mean, Sum
 
+_MAX_REPLY = 32 << 20  # bytes of a reply, unless that of one client has more
 _MAX_ORDERS = 200  # a node with more pending orders gets no work
 _MAX_METRICS, _METRIC = 64, re.compile(r"\w[\w .:@%+-]{0,63}")
 _MAX_UNKNOWN = 200  # total length of the names of unknown parts
@@ -103,6 +106,8 @@ class FlowerFleet(Wrapper):
         self._opened: dict[int, dict[str, Seal]] = {}  # seals by round, then by node
         self._rounds: dict[int, dict[str, int]] = {}  # committed round -> node -> its states' round
         self._sent: dict[tuple[int, int], set[str]] = {}  # version -> nodes that were sent work
+        self.nbytes: Counter[str] = Counter()  # of arrays in messages, "down" and "up"
+        self.connected = 0  # number of nodes at the last exchange
         self.seconds = 0.0  # sum of the working times reported by each exchange's slowest node
 
     def missing(self, clients: Collection[int]) -> list[int]:
@@ -113,6 +118,7 @@ class FlowerFleet(Wrapper):
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the arrivals of the clients as their nodes reply."""
         connected, by_client = self.node_registry.connected(), self.node_registry.by_client()
+        self.connected = len(connected)
         asked: dict[int, list[int]] = defaultdict(list)
         for client in exchange.to:
             node = by_client.get(client)
@@ -129,28 +135,47 @@ class FlowerFleet(Wrapper):
         common = WireMessage({})
         if not isinstance(exchange.down, PerClient):
             common.put(COMMON, exchange.down)  # serialised once for all nodes
-        wire_messages = {
-            number: self._work(exchange, connected[number], to, common)
-            for number, to in asked.items()
-        }
+        left = dict(asked)  # clients by node for whom no message is made yet
+        sent: dict[int, list[list[int]]] = defaultdict(list)  # clients of messages not yet answered
+
+        def following(number: int) -> WireMessage | None:
+            if not left[number]:
+                return None
+            made, clients = self._work(exchange, connected[number], left[number], common)
+            self.nbytes["down"] += made.nbytes
+            if len(left[number]) < len(asked[number]):  # a node keeps what all clients receive
+                self.nbytes["down"] -= common.nbytes
+            left[number] = left[number][len(clients) :]
+            sent[number].append(clients)
+            return made
+
+        wire_messages = {number: made for number in asked if (made := following(number))}
         if exchange.phase == "train":
             round = exchange.version[0]
             self._sent = {v: names for v, names in self._sent.items() if v[0] == round}
             reached = self._sent.setdefault(exchange.version, set())
             reached |= {connected[number].name for number in wire_messages}
-        slowest = 0.0
-        for incoming in self._transport.send_and_receive(wire_messages, self._deadline):
-            slowest = max(slowest, self.node_registry.update_from(incoming))
-            node, clients = connected[incoming.node], asked[incoming.node]
+        seconds: dict[int, float] = defaultdict(float)
+        for incoming in self._transport.send_and_receive(
+            wire_messages, self._deadline, following
+        ):  # fmt: skip
+            if incoming.wire_message is not None:
+                self.nbytes["up"] += incoming.wire_message.nbytes
+            seconds[incoming.node] += self.node_registry.update_from(incoming)
+            node, clients = connected[incoming.node], sent[incoming.node].pop(0)
+            if incoming.reason:  # the last message of this node
+                clients += left.pop(node.number)
             holds = {c: self._sizes.get(c, node.examples) for c in clients}
             for arrival in arrivals(
                 exchange, incoming, node.name, clients, self._limits, self._tell, holds
             ):
                 fault = arrival.fault
                 if exchange.phase == "evaluate" and fault and fault.kind == "refused":
-                    self._tell(f"predictions of client {arrival.client} refused: {fault.reason}")
+                    self._tell(
+                        warning(f"predictions of client {arrival.client} refused: {fault.reason}")
+                    )
                 yield arrival
-        self.seconds += slowest
+        self.seconds += max(seconds.values(), default=0.0)
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
         """Order the nodes to drop the new states of clients whose replies were not accepted."""
@@ -196,7 +221,9 @@ class FlowerFleet(Wrapper):
             registry.add_order(node, "seal", round, sorted(kept | {node.base[0]}))
         for incoming, name in self._send_orders(self._deadline):
             if incoming.reason:
-                self._tell(f"node {name} has not committed round {round}: {incoming.reason}")
+                self._tell(
+                    warning(f"node {name} has not committed round {round}: {incoming.reason}")
+                )
         registry.bases |= {node.name: node.base for node in registry}
         bases = dict(sorted(registry.bases.items()))
         registry.set_owners({client: node.name for node in registry for client in node.clients})
@@ -251,20 +278,29 @@ class FlowerFleet(Wrapper):
 
     def _work(
         self, exchange: Exchange, node: Node, to: Sequence[int], common: WireMessage
-    ) -> WireMessage:
-        wire_message = self.node_registry.message_to(node)
+    ) -> tuple[WireMessage, list[int]]:
+        """Return a message with work for the first of the clients `to`, and these clients.
+
+        They are as many as have replies of `_MAX_REPLY` bytes, if these are as large as what the
+        clients are sent, and at least one.
+        """
+        wire_message, clients, n_bytes = self.node_registry.message_to(node), list[int](), 0
         wire_message.add(common)
         for client in to:
             message = exchange.message(client)  # also if common: the meter counts calls
+            n_bytes += tree.nbytes(message)
             if COMMON not in wire_message.blocks:
                 wire_message.put(f"c{client}", message)
+            clients.append(client)
+            if n_bytes + tree.nbytes(message) > _MAX_REPLY:
+                break
         wire_message.head["work"] = {
             "name": exchange.work.name,
             "phase": exchange.phase,
             "version": list(exchange.version),
             "as_of": self._as_of(exchange, node),
             "key": [exchange.key.root, *exchange.key.path],
-            "clients": list(to),
+            "clients": clients,
         }
         if exchange.masking is not None:
             wire_message.head["work"]["masking"] = masking_to_json(exchange.masking)
@@ -273,7 +309,7 @@ class FlowerFleet(Wrapper):
                 name: next(kind for kind, cls in _REDUCERS.items() if isinstance(reducer, cls))
                 for name, reducer in exchange.reduce.items()
             }
-        return wire_message
+        return wire_message, clients
 
     def _as_of(self, exchange: Exchange, node: Node) -> list[Any] | None:
         """Return the seal of the earlier states that the node has to read in this exchange.
@@ -310,8 +346,10 @@ def arrivals(
     if unasked := sorted(set(results) - set(map(str, asked))):
         others = f" and {len(unasked) - 1} others" if unasked[1:] else ""
         tell(
-            f"node {name} replies for {short(unasked[0], 20)!r}{others}, which it was not "
-            "asked for; dropped"
+            warning(
+                f"node {name} replies for {short(unasked[0], 20)!r}{others}, which it was not "
+                "asked for; dropped"
+            )
         )
     for client in asked:
         if str(client) not in results:

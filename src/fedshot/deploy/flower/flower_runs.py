@@ -19,6 +19,7 @@ from pydantic import Field
 
 from fedshot.core import records, storage, tree
 from fedshot.core.errors import AbsentError, ConfigError
+from fedshot.core.machine import keep_freed_memory
 from fedshot.core.records import Whole
 from fedshot.deploy.flower.data_files import ServerTestRun
 from fedshot.deploy.flower.fleet import FlowerFleet
@@ -117,16 +118,20 @@ def open_experiment(
     *,
     wait: float,
     watch: Callable[[], None] = lambda: None,
+    opened: Callable[[Experiment, FlowerFleet], None] = lambda *_: None,
 ) -> Iterator[Experiment]:
     """Yield the experiment of a run whose clients are reached through a server.
 
     Waits at most `wait` seconds for the nodes. Meanwhile it calls `watch`, which may raise errors.
-    Raises ConfigError for an invalid `wait`, and AbsentError if nodes are missing after this time.
+    Then it calls `opened` with the experiment and the fleet that sends its messages. Raises
+    ConfigError for an invalid `wait`, and AbsentError if nodes are missing after this time.
     """
     if not 0 <= wait <= _WEEK:
         raise ConfigError(f"--wait is {wait:g}; expected 0 seconds to a week.")
     _check_privacy(prepared, deployment)
     _check_clock(prepared)
+    if prepared.config.run.allocator == "keep":
+        keep_freed_memory()  # before threads start: each would fragment a heap of its own
     new, deployment = not begun(folder), deployment._replace(life=deployment.life + 1)
     if not new:
         deployment.write(folder)  # before any node hears of this session
@@ -175,6 +180,7 @@ def open_experiment(
             for node in fleets[0].node_registry
         }
         storage.write_bytes(folder / "nodes.json", json.dumps(nodes, indent=1).encode(), sync=False)
+        opened(experiment, fleets[0])
         try:
             yield experiment
         finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from fedshot.core.console import tell
+from fedshot.core.console import tell, warning
 from fedshot.core.errors import ConfigError, FedshotError
 from fedshot.deploy.flower.data_files import shares_of, write_shards
 from fedshot.deploy.flower.keys import (
@@ -130,7 +130,11 @@ def start_server(
     """
     check_free(host, port)  # before server.json announces the server
     command = server_folder.command(host, port, secure=secure, limits=limits)
-    env = {TOKEN: server_folder.token(), "FLWR_HOME": str(server_folder.folder / "flwr")}
+    env = {
+        TOKEN: server_folder.token(),
+        "FLWR_HOME": str(server_folder.folder / "flwr"),
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 20),  # glibc then returns freed parts of messages
+    }
     server_folder.write_address(host, port, secure=secure, limits=limits)
     child = children.start("server", command, log, env)
     operator = operator_of(server_folder)
@@ -141,7 +145,7 @@ def start_server(
         time.sleep(0.1)
     if secure:
         for text in operator.register(load_public_keys(server_folder.nodes)):
-            tell(f"node {text}")
+            tell(warning(f"node {text}"))
     return child
 
 
@@ -168,11 +172,11 @@ class Registrar:
             refused = operator_of(self._server_folder).register(now) if changed else []
         except (FedshotError, OSError, ValueError, httpx.HTTPError) as error:
             if str(error) != self._last_error:
-                self._tell(f"registered nodes unchanged: {error}")
+                self._tell(warning(f"registered nodes unchanged: {error}"))
             self._last_error = str(error)
             return
         for text in refused:
-            self._tell(f"node {text}")
+            self._tell(warning(f"node {text}"))
         if changed:
             self._tell(f"registered nodes: {', '.join(now) or 'none'}")
         self.known, self._last_error = now, ""

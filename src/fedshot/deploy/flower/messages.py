@@ -36,6 +36,7 @@ Form: TypeAlias = Any
 _MB = 1 << 20
 _MAX_PATH = 500  # maximum length of a leaf's path
 COMMON = "common"
+LATE = "no reply within"  # beginning of the reason of a client whose node has not replied in time
 _REST = "rest"
 _HEAD, _ARRAYS, _STYPE = "fedshot", "arrays", "safetensors"
 _PROOF = "proof"
@@ -89,7 +90,7 @@ def pack(content: Tree) -> tuple[Form, bytes]:
     return form_of(content), save(flat)
 
 
-def unpack(form: Form, data: bytes, limits: Limits) -> Tree:
+def unpack(form: Form, data: bytes | memoryview, limits: Limits) -> Tree:
     """Return the tree that `pack` serialised; `form` is the tree's structure.
 
     Raises CodecError for invalid data.
@@ -99,6 +100,7 @@ def unpack(form: Form, data: bytes, limits: Limits) -> Tree:
     header = int.from_bytes(data[:8], "little")
     if header > min(limits.head, len(data)):
         raise CodecError(f"a header of {header} bytes; at most {limits.head} are accepted")
+    data = bytes(data)  # of a block of a large message, its only copy
     if data.count(b'"dtype"', 8, 8 + header) > limits.leaves:
         raise CodecError(f"more than {limits.leaves} arrays")
     try:
@@ -208,7 +210,7 @@ class WireMessage:
     """
 
     head: dict[str, Any]
-    blocks: dict[str, bytes] = field(default_factory=dict)
+    blocks: dict[str, bytes | memoryview] = field(default_factory=dict)
     _form_index: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _hashes: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -216,6 +218,11 @@ class WireMessage:
         """Add a tree as the block `name`."""
         form, self.blocks[name] = pack(content)
         self._add_form(name, form)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks."""
+        return sum(map(len, self.blocks.values()))
 
     def add(self, other: WireMessage) -> None:
         """Add the blocks of another message."""
@@ -245,7 +252,7 @@ class WireMessage:
             forms.append(form)
         self.head.setdefault("form_of", {})[name] = i
 
-    def _hash(self, name: str, data: bytes) -> bytes:
+    def _hash(self, name: str, data: bytes | memoryview) -> bytes:
         if name not in self._hashes:
             self._hashes[name] = hashlib.sha256(data).digest()
         return self._hashes[name]
@@ -264,7 +271,7 @@ class WireMessage:
         from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
         rest = {name: data for name, data in self.blocks.items() if name != COMMON}
-        wire = {COMMON: self.blocks[COMMON]} if COMMON in self.blocks else {}
+        wire = {COMMON: bytes(self.blocks[COMMON])} if COMMON in self.blocks else {}
         if rest:
             wire[_REST] = b"".join(rest.values())
         sizes = {name: len(data) for name, data in rest.items()}
@@ -277,7 +284,7 @@ class WireMessage:
         if n_bytes > limits.message:
             raise CodecError(
                 f"{n_bytes} bytes of arrays; at most {limits.message} are accepted. Raise "
-                "--most-mb on both sides, or let the node hold fewer clients"
+                "--most-mb on both sides"
             )
         texts: dict[str, Any] = {"head": text}
         if sign is not None:
@@ -347,7 +354,7 @@ def _digest(text: str, hashes: Mapping[str, bytes]) -> bytes:
     return sha.digest()
 
 
-def _split_blocks(sizes: Any, wire: dict[str, bytes]) -> dict[str, bytes]:
+def _split_blocks(sizes: Any, wire: dict[str, bytes]) -> dict[str, bytes | memoryview]:
     rest = memoryview(wire.pop(_REST, b""))
     if not isinstance(sizes, dict) or not all(type(n) is int and n >= 0 for n in sizes.values()):
         raise CodecError("the blocks have no sizes")
@@ -355,8 +362,8 @@ def _split_blocks(sizes: Any, wire: dict[str, bytes]) -> dict[str, bytes]:
         raise CodecError(
             f"the head announces blocks of other sizes than the {len(rest)} bytes sent"
         )
-    start, found = 0, dict(wire)
+    start, found = 0, dict[str, bytes | memoryview](wire)
     for name, size in sizes.items():
-        found[name] = bytes(rest[start : start + size])
+        found[name] = rest[start : start + size]
         start += size
     return found

@@ -19,8 +19,10 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.superlink.grid import HttpGrid
 
+from fedshot.core.console import warning
 from fedshot.core.errors import ServerGoneError
 from fedshot.deploy.flower.messages import (
+    LATE,
     CodecError,
     Incoming,
     Limits,
@@ -29,6 +31,7 @@ from fedshot.deploy.flower.messages import (
     refusal,
     short,
 )
+from fedshot.deploy.flower.node_registry import Following
 from fedshot.deploy.flower.wire import fetch
 
 _TYPE = "query.fedshot"
@@ -37,7 +40,6 @@ _POLL_SHARE = 0.05  # pause between polls, as a share of the time waited so far
 _POLL_FACTOR = 4.0  # the pause is at least this times a poll's duration, to spare the server
 _LATE_SECONDS = 600.0  # time after the deadline in which late replies are logged
 _FETCHES = 8  # number of replies fetched at the same time
-_FETCH_SECONDS = 60.0  # time to receive all objects of a reply
 _UNKNOWN_RUN = (401, 403)  # statuses of a server that does not know the run
 
 
@@ -98,10 +100,14 @@ class Messenger:
         return {info.node_id: info.name for info in infos if info.status == "online"}
 
     def send_and_receive(
-        self, wire_messages: Mapping[int, WireMessage], seconds: float
+        self,
+        wire_messages: Mapping[int, WireMessage],
+        seconds: float,
+        following: Following = lambda _: None,
     ) -> Iterator[Incoming]:
-        """Send each node its message, and yield one `Incoming` per node as replies arrive.
+        """Send each node its message, and yield one `Incoming` per message as replies arrive.
 
+        When a node has replied, it is sent the message that `following` returns for it, if any.
         After `seconds`, an `Incoming` without a message is yielded for every node that has not
         replied. Later replies are dropped by the next call of this method, which logs each of them.
         """
@@ -109,15 +115,13 @@ class Messenger:
         for node, reason in unsent.items():
             yield Incoming(node, None, reason)
         begun = time.monotonic()
-        fetching: dict[Future[Message], _Sent] = {}
+        fetching: dict[Future[WireMessage], _Sent] = {}
         while (sent or fetching) and (left := begun + seconds - time.monotonic()) > 0:
             poll_start = time.monotonic()
             for outline, objects in self._poll([*sent]) if sent else ():
                 id = outline.metadata.reply_to_message_id
                 if id in sent:
-                    task = self._pool.submit(
-                        self._fetch, outline, objects, min(left, _FETCH_SECONDS)
-                    )
+                    task = self._pool.submit(self._fetch, outline, objects, left)
                     fetching[task] = sent.pop(id)
             polled = time.monotonic() - poll_start
             pause = max(_MIN_POLL, _POLL_SHARE * (seconds - left), _POLL_FACTOR * polled)
@@ -126,10 +130,19 @@ class Messenger:
                 time.sleep(pause)
                 continue
             for task in wait(fetching, pause, FIRST_COMPLETED).done:
-                yield self._parse(fetching.pop(task), task)
+                incoming = self._parse(fetching.pop(task), task)
+                more = None if incoming.reason else following(incoming.node)
+                more_unsent: dict[int, str] = {}
+                if more is not None:  # sent first: the node works while this reply is processed
+                    left = max(1.0, begun + seconds - time.monotonic())
+                    more_sent, more_unsent = self._send({incoming.node: more}, left)
+                    sent |= more_sent
+                yield incoming
+                for node, reason in more_unsent.items():
+                    yield Incoming(node, None, reason)
         self._late |= sent
         for one in (*sent.values(), *fetching.values()):
-            yield Incoming(one.node, None, f"no reply within {seconds:g} s")
+            yield Incoming(one.node, None, f"{LATE} {seconds:g} s")
 
     def _send(
         self, wire_messages: Mapping[int, WireMessage], seconds: float
@@ -176,14 +189,15 @@ class Messenger:
             try:
                 found.append((message_from_proto(proto), objects))
             except Exception as error:  # the node composed the message, so any error may occur
-                self._tell(short(f"the metadata of a reply cannot be read: {error!r}"))
+                self._tell(warning(short(f"the metadata of a reply cannot be read: {error!r}")))
         for outline, _ in found:
             late = self._late.pop(outline.metadata.reply_to_message_id, None)
             if late is not None and not outline.has_error():
-                self._tell(f"a reply of node {late.node} came too late and was dropped")
+                self._tell(warning(f"a reply of node {late.node} came too late and was dropped"))
         return found
 
-    def _fetch(self, outline: Message, objects: Any, seconds: float) -> Message:
+    def _fetch(self, outline: Message, objects: Any, seconds: float) -> WireMessage:
+        """Fetch a reply. Flower's message, which holds all arrays twice, ends with this call."""
         client, run_id = self._grid._runtime_client, outline.metadata.run_id
         pull = make_pull_object_fn_protobuf(client.PullObject, self._grid.node, run_id)
         message = fetch(outline, objects, pull, self._limits, seconds)
@@ -192,15 +206,14 @@ class Messenger:
                 node=self._grid.node, run_id=run_id, message_object_id=outline.metadata.message_id
             )
         )
-        return message
+        if message.has_error():
+            raise CodecError(f"Flower says: {message.error.reason}")
+        return read_message(message.content, self._limits)
 
-    def _parse(self, sent: _Sent, task: Future[Message]) -> Incoming:
+    def _parse(self, sent: _Sent, task: Future[WireMessage]) -> Incoming:
         """Parse a fetched reply. An invalid reply is a fault of its node and never an error."""
         try:
-            message = task.result()
-            if message.has_error():
-                return Incoming(sent.node, None, short(f"Flower says: {message.error.reason}"))
-            wire_message = read_message(message.content, self._limits)
+            wire_message = task.result()
         except Exception as error:
             if isinstance(error, httpx.TransportError) or _unknown_run(error):
                 with _server_errors():

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 from flwr.app import Message
 
+from fedshot.core.console import warning
 from fedshot.core.errors import ConfigError
 from fedshot.deploy.flower.connection import Connection, ConnectionLostError, UnreadableError
 from fedshot.deploy.flower.messages import CodecError, Limits, WireMessage, read_message
@@ -34,6 +35,8 @@ class NodeLoop:
         check: raises CodecError for a message that the server has not signed, as `Verifier.check`
             does; None to accept all messages.
         check_lock: raises BusyError if another process has taken over the node's state folder.
+        connected: called with whether the node is connected, when this changes.
+        handled: called with the bytes of a message's arrays and the reply to it.
     """
 
     connection: Connection
@@ -43,6 +46,8 @@ class NodeLoop:
     server: str
     check: Callable[[bytes, str], None] | None = None
     check_lock: Callable[[], None] = lambda: None
+    connected: Callable[[bool], None] = lambda _: None
+    handled: Callable[[int, WireMessage], None] = lambda *_: None
 
     def run(self) -> None:
         """Reply to messages until the process is ended.
@@ -58,12 +63,12 @@ class NodeLoop:
             try:
                 message = self.connection.pull()
             except UnreadableError as error:
-                self.tell(f"a message was dropped: {error}")
+                self.tell(warning(f"a message was dropped: {error}"))
                 self._reply(error.outline, self._unreadable(error))
                 time.sleep(_MAX_POLL)
                 continue
             except (ConnectionLostError, ConfigError, httpx.HTTPError) as error:
-                self.tell(f"connection lost: {error}")
+                self.tell(warning(f"connection lost: {error}"))
                 number = self._connect(known=True)
                 continue
             if message is None:
@@ -81,7 +86,7 @@ class NodeLoop:
             try:
                 record = reply.record(self.limits)
             except CodecError as error:
-                self.tell(f"a reply cannot be sent: {error}")
+                self.tell(warning(f"a reply cannot be sent: {error}"))
                 kept: dict[str, Any] = {
                     name: reply.head[name] for name in ("id", "seconds") if name in reply.head
                 }
@@ -89,12 +94,13 @@ class NodeLoop:
                 record = WireMessage(kept).record()
             self.connection.push(record, message)
         except (ConnectionLostError, ConfigError, CodecError, httpx.HTTPError) as error:
-            self.tell(f"a reply came too late, or did not arrive: {error}")
+            self.tell(warning(f"a reply came too late, or did not arrive: {error}"))
 
     def _unreadable(self, error: Exception) -> WireMessage:
         """Log an invalid message, and return a refusal to reply with."""
         reply = WireMessage({"refused": f"a message that cannot be read: {error}"})
         self.worker.log({}, reply)
+        self.handled(0, reply)
         return reply
 
     def _handle(self, message: Message, number: int) -> WireMessage:
@@ -114,11 +120,14 @@ class NodeLoop:
             if not age <= float(head.get("within", "nan")):
                 late = WireMessage({"id": head.get("id"), "refused": f"it is {age:.0f} s old"})
                 self.worker.log(head, late)
+                self.handled(wire_message.nbytes, late)
                 return late
         except (CodecError, TypeError, ValueError, OverflowError) as error:
-            self.tell(f"a message was refused: {error}")
+            self.tell(warning(f"a message was refused: {error}"))
             return self._unreadable(error)
-        return self.worker.handle(wire_message)
+        reply = self.worker.handle(wire_message)
+        self.handled(wire_message.nbytes, reply)
+        return reply
 
     def _connect(self, *, known: bool) -> int:
         """Connect to the server; return the node's id there.
@@ -128,15 +137,21 @@ class NodeLoop:
         nodes. Otherwise a rejection raises ConfigError.
         """
         wait = 0.2
+        self.connected(False)
         while True:
             try:
                 number = self.connection.open()
             except (ConnectionLostError, ConfigError) as error:
                 if isinstance(error, ConfigError) and not known:
                     raise
-                self.tell(f"no connection to {self.server}: {error}; trying again in {wait:.1f} s")
+                self.tell(
+                    warning(
+                        f"no connection to {self.server}: {error}; trying again in {wait:.1f} s"
+                    )
+                )
                 time.sleep(wait)
                 wait = min(_MAX_RETRY, 2 * wait)
                 continue
+            self.connected(True)
             self.tell(f"connected to {self.server} as node {number}")
             return number

@@ -23,6 +23,7 @@ from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from fedshot.core import records, storage
+from fedshot.core.console import warning
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.deploy.flower.messages import Incoming, WireMessage, short
 from fedshot.deploy.flower.setup import Setup
@@ -154,6 +155,9 @@ SealRecord: TypeAlias = Annotated[Any, AfterValidator(checked_seal)]
 """A seal in a JSON record, for `core.records`."""
 
 
+Following: TypeAlias = Callable[[int], WireMessage | None]  # node -> its next message
+
+
 class Transport(Protocol):
     """Exchanges messages with nodes; `Messenger` is the implementation on Flower."""
 
@@ -162,9 +166,16 @@ class Transport(Protocol):
         ...
 
     def send_and_receive(
-        self, wire_messages: Mapping[int, WireMessage], seconds: float
+        self,
+        wire_messages: Mapping[int, WireMessage],
+        seconds: float,
+        following: Following = lambda _: None,
     ) -> Iterator[Incoming]:
-        """Send each node its message, and yield one `Incoming` per node within `seconds`."""
+        """Send each node its message, and yield one `Incoming` per message within `seconds`.
+
+        When a node has replied, it is sent the message that `following` returns for it, if any. An
+        `Incoming` with a reason is the last of its node.
+        """
         ...
 
 
@@ -305,7 +316,7 @@ class NodeRegistry:
 
     def _leave_out(self, number: int, name: str, reason: str) -> None:
         if self._left_out.get(number, ("", 0.0))[0] != reason:
-            self.tell(f"node {name or number} is left out: {reason}")
+            self.tell(warning(f"node {name or number} is left out: {reason}"))
         self._left_out[number] = reason, time.monotonic() + RETRY_SECONDS
 
     def _add(

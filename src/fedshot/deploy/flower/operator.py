@@ -81,11 +81,19 @@ class Operator:
     ca: Path | None
     limits: Limits = LIMITS
 
+    def statuses(self) -> list[str]:
+        """Return the status of each registered node, such as "online".
+
+        Raises HTTPError if the server does not respond.
+        """
+        with self._control() as client:
+            listed = client.ListNodes(ListNodesRequest()).nodes_info
+        return [info.status for info in listed if info.status != "unregistered"]
+
     def ready(self) -> bool:
         """Whether the server responds. Raises ConfigError if its certificate is not trusted."""
         try:
-            with self._control() as client:
-                client.ListNodes(ListNodesRequest())
+            self.statuses()
         except httpx.TransportError as error:
             self._check_trust(error)
             return False

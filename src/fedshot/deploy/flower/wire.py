@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import ssl
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,11 +25,13 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
+    ObjectUnavailableError,
     inflate_object_from_contents,
     pull_objects,
 )
 from flwr.supercore.protobuf.client import ProtobufClient
 
+from fedshot.core.console import StderrHandler
 from fedshot.deploy.flower.messages import CodecError, Limits, short
 
 QUIET = {
@@ -41,14 +44,16 @@ QUIET = {
 _CHUNK = max(FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, 1 << 23)
 _FRAME = 1 << 16  # maximum bytes that protobuf and Flower add to an object
 _POLL = 0.02  # seconds between polls for an object
+STALL_SECONDS = 60.0  # time without a new object after which a message is given up
 _MAX_OTHERS = 64  # maximum number of objects of a message besides array chunks
 _MAX_KINDS = {"Message": 1, "RecordDict": 1, "ConfigRecord": 1, "ArrayRecord": 1, "Array": 2}
 _REFERENCE = 128  # maximum bytes of a reference to another object
 
 
 def silence_flower() -> None:
-    """Set environment variables (`QUIET`) and Flower's log levels; call it before using Flower."""
+    """Set environment variables (`QUIET`) and Flower's log; call it before using Flower."""
     os.environ.update(QUIET)
+    logging.getLogger("flwr").handlers[:] = [StderrHandler()]
     for name in ("flwr", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -129,7 +134,8 @@ def fetch(
         objects: tree of the ids of the message's objects.
         pull: fetches one object.
         limits: bounds on the message.
-        seconds: time to wait for the objects.
+        seconds: time to wait for all objects; after `STALL_SECONDS` without a new one, they are
+            given up sooner.
 
     Raises:
         CodecError: the objects are too many, too large, invalid, or do not arrive.
@@ -141,12 +147,19 @@ def fetch(
         if len(ids) > most:
             raise CodecError(f"a message of more than {most} objects")
     allowed, received, lock = limits.message + limits.head + _FRAME + _REFERENCE * most, 0, Lock()
+    latest = time.monotonic()  # arrival of an object
 
     def counted(ident: str) -> bytes:
-        nonlocal received
-        content = pull(ident)
+        nonlocal received, latest
+        try:
+            content = pull(ident)
+        except ObjectUnavailableError:
+            if time.monotonic() - latest > STALL_SECONDS:
+                raise ObjectPullError(ident, "no more of it arrives") from None
+            raise
         with lock:
             received += len(content)
+            latest = time.monotonic()
         if received > allowed:
             raise CodecError(f"a message of more than {limits.message} bytes")
         return content

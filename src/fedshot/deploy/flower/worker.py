@@ -35,6 +35,7 @@ from fedshot.config.load import Config
 from fedshot.config.registry import difference
 from fedshot.config.schema import RunOptions
 from fedshot.core import records, storage
+from fedshot.core.console import at_level, warning
 from fedshot.core.devices import devices_of
 from fedshot.core.errors import CheckpointError, FedshotError
 from fedshot.core.machine import keep_freed_memory
@@ -259,14 +260,16 @@ class ClientRuntime:
         except Exception:
             if exchange.work.method is None:
                 raise
-            self._tell(f"{len(left)} clients now run one by one, after\n{traceback.format_exc()}")
+            self._tell(
+                warning(f"{len(left)} clients now run one by one, after\n{traceback.format_exc()}")
+            )
         for client in left:
             self._store.drop(client, exchange.version)  # written, but not yielded
             try:
                 yield self._masking.masked(exchange, self._fleet.host.serve(exchange, client))
             except Exception as error:
                 text = _reason(error)
-                self._tell(f"client {client} failed: {text}")
+                self._tell(warning(f"client {client} failed: {text}"))
                 yield Arrival(client, None, Fault("lost", text))
 
     def _open_seal(self, round: int, sha: str) -> None:
@@ -349,10 +352,10 @@ class Worker:
             self._handle(wire_message, reply)
         except (CodecError, FedshotError) as error:
             reply = WireMessage({"id": id, "refused": without_paths(str(error))})
-            self._tell(f"refused: {error}")
+            self._tell(warning(f"refused: {error}"))
         except Exception as error:
             reply = WireMessage({"id": id, "failed": _reason(error)})
-            self._tell(traceback.format_exc())
+            self._tell(at_level("error", traceback.format_exc()))
         reply.head["seconds"] = time.perf_counter() - start
         self.log(wire_message.head, reply)
         return reply
@@ -379,7 +382,9 @@ class Worker:
                 refused=short(reply.head.get("refused", reply.head.get("failed", ""))),
             )  # fmt: skip
         except OSError as error:
-            self._tell(f"{self._folder / 'audit.jsonl'} lacks a message: {error}")
+            self._tell(
+                at_level("error", f"{self._folder / 'audit.jsonl'} lacks a message: {error}")
+            )
 
     def _handle(self, wire_message: WireMessage, reply: WireMessage) -> None:
         head = wire_message.head
@@ -454,7 +459,7 @@ def run_work(
             try:
                 policy.check_seconds(seconds)
             except PolicyError as error:
-                tell(f"{done}: {error}")
+                tell(warning(f"{done}: {error}"))
                 fault = {"fault": ["lost", str(error)]}
                 reply.head["results"] = {str(client): fault for client in clients} | results
                 break
