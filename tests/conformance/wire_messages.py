@@ -9,8 +9,9 @@ import json
 from collections.abc import Iterator, Mapping
 
 from fedshot.conformance.small import CLIENTS, FederationHost
+from fedshot.core.serialised import LIMITS
 from fedshot.deploy.flower.fleet import FlowerFleet
-from fedshot.deploy.flower.messages import LIMITS, Incoming, WireMessage
+from fedshot.deploy.flower.messages import Incoming, WireMessage
 from fedshot.deploy.flower.node_registry import Following
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.worker import ClientRuntime, run_work

@@ -13,18 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from fedshot.core import tree
+from fedshot.core.serialised import _TYPES, LIMITS, CodecError, Limits, form_of, pack, short, unpack
 from fedshot.core.tree import Tree
-from fedshot.deploy.flower.messages import (
-    _TYPES,
-    LIMITS,
-    CodecError,
-    Limits,
-    form_of,
-    pack,
-    read_head,
-    short,
-    unpack,
-)
+from fedshot.deploy.flower.messages import read_head
 from fedshot.learners.learner import EvalEpisode
 from fedshot.protocol.reducers import Gather
 

@@ -21,7 +21,7 @@ import pytest
 from fedshot.cli.main import main
 from fedshot.config.load import Config
 from fedshot.core.errors import AbsentError, BusyError, CheckpointError, ConfigError
-from fedshot.deploy.flower.messages import Limits
+from fedshot.core.serialised import Limits
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 from fedshot.deploy.flower import local

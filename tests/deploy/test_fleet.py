@@ -21,10 +21,11 @@ from fedshot.conformance.small import CLASSES, CLIENTS, DATASET, PARTITION, SHAP
 from fedshot.core import tree
 from fedshot.core.errors import CheckpointError
 from fedshot.core.seeds import Key
+from fedshot.core.serialised import LIMITS, CodecError
 from fedshot.data.episodes.episode import ClientData
 from fedshot.deploy.flower import fleet
 from fedshot.deploy.flower.fleet import FlowerFleet
-from fedshot.deploy.flower.messages import LIMITS, CodecError, Incoming, WireMessage
+from fedshot.deploy.flower.messages import Incoming, WireMessage
 from fedshot.deploy.flower.node_registry import Following
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.worker import ClientRuntime, run_work

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedshot.core import tree
+from fedshot.core.serialised import LIMITS, CodecError
 from fedshot.deploy.flower.masking_request import masking_from_json, masking_to_json
-from fedshot.deploy.flower.messages import LIMITS, CodecError
 from fedshot.protocol.exchange import Masking
 from fedshot.protocol.reducers import Mean, Sum
 

@@ -27,8 +27,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedshot.core.errors import ServerGoneError
+from fedshot.core.serialised import Limits
 from fedshot.deploy.flower import messaging, wire
-from fedshot.deploy.flower.messages import Incoming, Limits, WireMessage, read_message
+from fedshot.deploy.flower.messages import Incoming, WireMessage, read_message
 from fedshot.deploy.flower.messaging import Messenger
 from fedshot.deploy.flower.wire import set_message_id
 

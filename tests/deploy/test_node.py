@@ -24,10 +24,11 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedshot.core.errors import BusyError, ConfigError
 from fedshot.core.locks import only_one
+from fedshot.core.serialised import CodecError, Limits
 from fedshot.deploy.flower import node as nodes
 from fedshot.deploy.flower.connection import Connection, ConnectionLostError, UnreadableError
 from fedshot.deploy.flower.keys import Signer, Verifier, make_server_keys, new_key
-from fedshot.deploy.flower.messages import COMMON, CodecError, Limits, WireMessage, read_message
+from fedshot.deploy.flower.messages import COMMON, WireMessage, read_message
 from fedshot.deploy.flower.node import NodeLoop
 from fedshot.deploy.flower.operator import Operator
 from fedshot.deploy.flower.wire import set_message_id

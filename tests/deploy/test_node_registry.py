@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
+from fedshot.core.serialised import LIMITS
 from fedshot.deploy.flower import node_registry as registry
 from fedshot.deploy.flower.fleet import _MAX_ORDERS, FlowerFleet, arrivals
-from fedshot.deploy.flower.messages import LIMITS, Incoming, WireMessage
+from fedshot.deploy.flower.messages import Incoming, WireMessage
 from fedshot.deploy.flower.node_registry import (
     RETRY_SECONDS,
     Entry,

@@ -15,10 +15,11 @@ import torch
 from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
+from fedshot.core.serialised import LIMITS
 from fedshot.deploy.flower import worker
 from fedshot.deploy.flower.data_files import read_shards, write_shards
 from fedshot.deploy.flower.masking_request import masking_to_json
-from fedshot.deploy.flower.messages import COMMON, LIMITS, WireMessage
+from fedshot.deploy.flower.messages import COMMON, WireMessage
 from fedshot.deploy.flower.policy import Policy, PolicyError
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.worker import ClientRuntime, Worker, run_work, without_paths

@@ -32,16 +32,10 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedshot.core import tree
+from fedshot.core.serialised import LIMITS, CodecError, Limits
 from fedshot.core.tree import Tree
 from fedshot.deploy.flower.keys import new_key, public_bytes
-from fedshot.deploy.flower.messages import (
-    COMMON,
-    LIMITS,
-    CodecError,
-    Limits,
-    WireMessage,
-    read_message,
-)
+from fedshot.deploy.flower.messages import COMMON, WireMessage, read_message
 from fedshot.deploy.flower.superlink import Gate, bounded, is_reply, is_signed
 from fedshot.deploy.flower.wire import fetch, limit_responses, set_message_id
 

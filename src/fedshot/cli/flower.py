@@ -21,6 +21,7 @@ from fedshot.core.devices import devices_of
 from fedshot.core.errors import ConfigError
 from fedshot.core.extras import require
 from fedshot.core.locks import only_one
+from fedshot.core.serialised import Limits
 from fedshot.data.files.places import find_data_dir
 from fedshot.data.sources.embedding import TextOptions, reading_digest
 from fedshot.data.tokens import Tokens
@@ -45,7 +46,7 @@ from fedshot.deploy.flower.keys import (
     make_server_keys,
     new_key,
 )
-from fedshot.deploy.flower.messages import Limits, WireMessage, refusal
+from fedshot.deploy.flower.messages import WireMessage, refusal
 from fedshot.deploy.flower.node import NodeLoop
 from fedshot.deploy.flower.node_registry import admit, parse_clients, ranges
 from fedshot.deploy.flower.packing import pack_client, pack_tests

@@ -1,1 +1,1 @@
-"""Fleets run the clients' work one by one, in threads or vectorised; wrappers check replies."""
+"""Fleets run clients one by one, in threads or processes, or vectorised; wrappers check replies."""

@@ -69,7 +69,7 @@ class Host:
         compressing: ClientSide | None = None,
     ) -> None:
         self.liars, self.compressing = liars, compressing
-        self._method, self._dataset, self._partition = method, dataset, partition
+        self.method, self._dataset, self._partition = method, dataset, partition
         self.store, self._key = store, key
         self._like: Tree | None = None
         self.devices = tuple(devices)
@@ -140,10 +140,12 @@ class Host:
         if self.liars is not None:
             data = self.liars.data(exchange, client, data)
         drawn = self.checks.draw(exchange.work, data, exchange.client_key(client))
+        return ClientCall(client, self.message(exchange, client), private, drawn)
+
+    def message(self, exchange: Exchange, client: int) -> Tree:
+        """Return an exchange's message, decoded; call it once for each client."""
         message = exchange.message(client)
-        if self.compressing is not None:
-            message = self.compressing.received(message)
-        return ClientCall(client, message, private, drawn)
+        return message if self.compressing is None else self.compressing.received(message)
 
     def _run_work(self, exchange: Exchange, call: ClientCall) -> Reply:
         """Run an exchange's client function for one client, on the first of `devices`."""
@@ -196,4 +198,4 @@ class Host:
                 self.store.drop(client, exchange.version)
 
     def _first(self, client: int) -> Tree:
-        return self._method.init_client(client, self._key.at("client", client))
+        return self.method.init_client(client, self._key.at("client", client))

@@ -40,6 +40,7 @@ from fedshot.fleets.host import Host
 from fedshot.fleets.liars import Colluding, Liars
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
+from fedshot.fleets.worker_processes import Processes
 from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.streams import Streams
 from fedshot.fleets.threads import Threads
@@ -625,7 +626,8 @@ def fleet_for(host: Host, run: RunOptions, workers: int) -> Sequential:
     if run.fleet == "threads" and run.device != "cpu":
         return Streams(host)
     if workers > 1:
-        return Threads(host, workers, run.threads)
+        kind = Processes if run.fleet == "processes" else Threads
+        return kind(host, workers, run.threads)
     return Sequential(host)
 
 

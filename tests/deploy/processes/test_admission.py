@@ -122,10 +122,11 @@ def test_a_registered_node_does_not_speak_as_the_server(
     from flwr.proto.fleet_pb2 import PushMessagesRequest
     from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
+    from fedshot.core.serialised import LIMITS
     from fedshot.deploy.flower.connection import Connection
     from fedshot.deploy.flower.fleet import FlowerFleet
     from fedshot.deploy.flower.keys import load_node_key
-    from fedshot.deploy.flower.messages import LIMITS, WireMessage
+    from fedshot.deploy.flower.messages import WireMessage
     from fedshot.deploy.flower.wire import set_message_id
 
     key = load_node_key(federation.folder / "node-1" / "node.key")
@@ -306,8 +307,9 @@ def test_keys_come_and_go_while_the_server_runs(
 
 def test_a_node_with_other_data_is_named(federation: LocalFederation, tmp_path: Path) -> None:
     """Another seed deals the clients other samples; their node says so and none takes part."""
+    from fedshot.core.serialised import LIMITS
     from fedshot.deploy.flower.data_files import read_shards
-    from fedshot.deploy.flower.messages import LIMITS, WireMessage
+    from fedshot.deploy.flower.messages import WireMessage
     from fedshot.deploy.flower.setup import Setup
     from fedshot.deploy.flower.worker import Worker
 
@@ -337,8 +339,9 @@ def test_a_node_with_another_file_of_a_method_is_named(
     federation: LocalFederation, tmp_path: Path
 ) -> None:
     """A method that is not the package's is the same at both, by the hash of its file."""
+    from fedshot.core.serialised import LIMITS
     from fedshot.deploy.flower.data_files import read_shards
-    from fedshot.deploy.flower.messages import LIMITS, WireMessage
+    from fedshot.deploy.flower.messages import WireMessage
     from fedshot.deploy.flower.setup import Setup
     from fedshot.deploy.flower.worker import Worker
 

@@ -75,8 +75,8 @@ def test_a_server_killed_and_resumed_ends_in_the_same_bits(
 
 def restart_server(federation: LocalFederation) -> None:
     """Kill the SuperLink, and start another at its address."""
+    from fedshot.core.serialised import LIMITS
     from fedshot.deploy.flower.local import start_server
-    from fedshot.deploy.flower.messages import LIMITS
     from fedshot.deploy.flower.server_folder import split_address
 
     federation.child("server").process.kill()

@@ -60,10 +60,10 @@ def test_a_node_names_what_is_no_certificate(federation: LocalFederation) -> Non
 
 
 def test_a_node_with_tls_names_a_server_without(tmp_path: Path) -> None:
+    from fedshot.core.serialised import LIMITS
     from fedshot.deploy.flower.connection import Connection
     from fedshot.deploy.flower.keys import make_server_keys, new_key
     from fedshot.deploy.flower.local import start_server
-    from fedshot.deploy.flower.messages import LIMITS
     from fedshot.deploy.flower.processes import Children
     from fedshot.deploy.flower.server_folder import CA, ServerFolder, free_port, join_address
 

@@ -45,8 +45,8 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.core.serialised import CodecError, Limits
 from fedshot.deploy.flower.keys import public_bytes
-from fedshot.deploy.flower.messages import CodecError, Limits
 from fedshot.deploy.flower.server_folder import is_loopback, split_address
 from fedshot.deploy.flower.wire import (
     STALL_SECONDS,

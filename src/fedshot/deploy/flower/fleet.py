@@ -29,16 +29,9 @@ from fedshot.core import records, tree
 from fedshot.core.console import warning
 from fedshot.core.errors import CheckpointError
 from fedshot.core.records import Whole
+from fedshot.core.serialised import LIMITS, CodecError, Limits, short
 from fedshot.deploy.flower.masking_request import masking_to_json
-from fedshot.deploy.flower.messages import (
-    COMMON,
-    LIMITS,
-    CodecError,
-    Incoming,
-    Limits,
-    WireMessage,
-    short,
-)
+from fedshot.deploy.flower.messages import COMMON, Incoming, WireMessage
 from fedshot.deploy.flower.node_registry import (
     HELLO_SECONDS,
     NO_SEAL,

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedshot.core.errors import ConfigError
-from fedshot.deploy.flower.messages import CodecError
+from fedshot.core.serialised import CodecError
 from fedshot.deploy.flower.server_folder import (
     CA,
     CERTIFICATE,

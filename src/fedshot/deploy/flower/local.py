@@ -16,6 +16,7 @@ import httpx
 
 from fedshot.core.console import tell, warning
 from fedshot.core.errors import ConfigError, FedshotError
+from fedshot.core.serialised import LIMITS, Limits
 from fedshot.deploy.flower.data_files import shares_of, write_shards
 from fedshot.deploy.flower.keys import (
     load_authority,
@@ -25,7 +26,6 @@ from fedshot.deploy.flower.keys import (
     make_server_keys,
     public_bytes,
 )
-from fedshot.deploy.flower.messages import LIMITS, Limits
 from fedshot.deploy.flower.node_registry import admit
 from fedshot.deploy.flower.operator import Operator
 from fedshot.deploy.flower.processes import Child, ChildError, Children

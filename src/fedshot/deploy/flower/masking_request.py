@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedshot.core import tree
-from fedshot.deploy.flower.messages import Form, Limits, build, form_of
+from fedshot.core.serialised import Form, Limits, build, form_of
 from fedshot.protocol.exchange import Masking
 from fedshot.protocol.reducers import Mean, Reducer, Sum
 

@@ -21,16 +21,8 @@ from flwr.superlink.grid import HttpGrid
 
 from fedshot.core.console import warning
 from fedshot.core.errors import ServerGoneError
-from fedshot.deploy.flower.messages import (
-    LATE,
-    CodecError,
-    Incoming,
-    Limits,
-    WireMessage,
-    read_message,
-    refusal,
-    short,
-)
+from fedshot.core.serialised import CodecError, Limits, short
+from fedshot.deploy.flower.messages import LATE, Incoming, WireMessage, read_message, refusal
 from fedshot.deploy.flower.node_registry import Following
 from fedshot.deploy.flower.wire import fetch
 

@@ -12,8 +12,9 @@ from flwr.app import Message
 
 from fedshot.core.console import warning
 from fedshot.core.errors import ConfigError
+from fedshot.core.serialised import CodecError, Limits
 from fedshot.deploy.flower.connection import Connection, ConnectionLostError, UnreadableError
-from fedshot.deploy.flower.messages import CodecError, Limits, WireMessage, read_message
+from fedshot.deploy.flower.messages import WireMessage, read_message
 from fedshot.deploy.flower.worker import Worker
 
 _MIN_POLL, _MAX_POLL = 0.03, 1.0  # seconds between polls

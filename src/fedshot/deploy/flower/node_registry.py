@@ -25,7 +25,8 @@ from typing_extensions import TypedDict
 from fedshot.core import records, storage
 from fedshot.core.console import warning
 from fedshot.core.errors import CheckpointError, ConfigError
-from fedshot.deploy.flower.messages import Incoming, WireMessage, short
+from fedshot.core.serialised import short
+from fedshot.deploy.flower.messages import Incoming, WireMessage
 from fedshot.deploy.flower.setup import Setup
 
 _MAX_CLIENTS = 1 << 20  # client numbers are smaller

@@ -42,7 +42,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from fedshot.core.errors import ConfigError, ServerGoneError
-from fedshot.deploy.flower.messages import LIMITS, Limits
+from fedshot.core.serialised import LIMITS, Limits
 from fedshot.deploy.flower.server_folder import split_address
 from fedshot.deploy.flower.superlink import TOKEN_HEADER
 from fedshot.deploy.flower.wire import limit_responses, silence_flower, tls_error, without_proxy

@@ -32,8 +32,8 @@ from fedshot.config import settings as trees
 from fedshot.config.load import Config
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
+from fedshot.core.serialised import short
 from fedshot.core.tree import Tree
-from fedshot.deploy.flower.messages import short
 from fedshot.protocol.method import BATCH_OPTIONS, STEP_OPTIONS
 
 _MB = 1 << 20

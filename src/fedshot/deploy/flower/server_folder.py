@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.records import Whole
-from fedshot.deploy.flower.messages import Limits
+from fedshot.core.serialised import Limits
 
 CA, CERTIFICATE, KEY = "ca.pem", "server.pem", "server.key"
 _TOKEN = re.compile(rb"[0-9a-f]{64}")

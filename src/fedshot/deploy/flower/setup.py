@@ -21,8 +21,8 @@ from fedshot.config.load import Config
 from fedshot.config.registry import is_text
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import draws
+from fedshot.core.serialised import CodecError, short
 from fedshot.deploy.flower.data_files import NodeData, ServerTestRun, notes_of
-from fedshot.deploy.flower.messages import CodecError, short
 from fedshot.methods.user_methods import FILES, fingerprint
 from fedshot.runs.prepare import PreparedRun
 

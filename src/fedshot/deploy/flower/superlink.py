@@ -31,7 +31,7 @@ from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from google.protobuf.message import DecodeError
 
-from fedshot.deploy.flower.messages import Limits
+from fedshot.core.serialised import Limits
 from fedshot.deploy.flower.processes import exit_with_parent
 from fedshot.deploy.flower.wire import max_object_bytes, max_objects, silence_flower
 

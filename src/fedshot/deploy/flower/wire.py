@@ -32,7 +32,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.protobuf.client import ProtobufClient
 
 from fedshot.core.console import StderrHandler
-from fedshot.deploy.flower.messages import CodecError, Limits, short
+from fedshot.core.serialised import CodecError, Limits, short
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -41,10 +41,11 @@ from fedshot.core.errors import CheckpointError, FedshotError
 from fedshot.core.machine import keep_freed_memory
 from fedshot.core.records import Whole
 from fedshot.core.seeds import Key
+from fedshot.core.serialised import LIMITS, CodecError, Limits, short
 from fedshot.core.tree import Tree
 from fedshot.deploy.flower.data_files import NodeData
 from fedshot.deploy.flower.masking_request import masking_from_json
-from fedshot.deploy.flower.messages import COMMON, LIMITS, CodecError, Limits, WireMessage, short
+from fedshot.deploy.flower.messages import COMMON, WireMessage
 from fedshot.deploy.flower.node_registry import NO_SEAL, Seal, SealRecord, checked_seal
 from fedshot.deploy.flower.policy import NO_BOUNDS, Policy, PolicyError, append_to_log
 from fedshot.deploy.flower.setup import Setup

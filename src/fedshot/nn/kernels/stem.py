@@ -103,9 +103,9 @@ class _Stem(torch.autograd.Function):
 class _StemGradient(torch.autograd.Function):
     """The gradient of `_Stem`: (dfilters, dweight, dbias) from (dy, filters, weight).
 
-    It can be differentiated again. With W the filters, m and S the mean and covariance of the image
-    patches, i = 1 / sqrt(var + eps), and A and S0 the sums of dy p and of dy over the maxima of the
-    pools, at the patches p:
+    It can be differentiated again. W are the filters, m and S the mean and covariance of the image
+    patches, and i = 1 / sqrt(var + eps). A and S0 are the sums of dy p and of dy over the maxima of
+    the pools, at the patches p:
 
         S1 = W (A - S0 m),    dW = weight i (A - S0 m - i^2 S1 S W),
         dweight = i S1,       dbias = S0
