@@ -40,12 +40,12 @@ from fedshot.fleets.host import Host
 from fedshot.fleets.liars import Colluding, Liars
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
-from fedshot.fleets.worker_processes import Processes
 from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.streams import Streams
 from fedshot.fleets.threads import Threads
 from fedshot.fleets.unreliable import Chances, Unreliable, by_chance
 from fedshot.fleets.vectorised import Vectorised
+from fedshot.fleets.worker_processes import Processes
 from fedshot.methods import user_methods as own
 from fedshot.protocol.aggregators import PlainMean
 from fedshot.protocol.clients import Clients, reduce_replies
