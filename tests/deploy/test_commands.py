@@ -261,13 +261,18 @@ def test_a_run_that_never_began_leaves_nothing_to_resume(
     assert not (folder / "flower.json").exists()
     monkeypatch.setattr(flower_runs, "wait_for_clients", lambda *_: None)
     with opened(deployment):
-        assert flower_runs.Deployment.read(folder).life == 1
+        first = flower_runs.Deployment.read(folder).life
     assert not (folder / "flower.json").exists()
     with opened(deployment):
         (folder / "config.yaml").write_text("")  # it has begun
-    with opened(flower_runs.Deployment.read(folder)):
-        assert flower_runs.Deployment.read(folder).life == 2
-    assert flower_runs.Deployment.read(folder).life == 2
+    copy = flower_runs.Deployment.read(folder)
+    assert copy.life >= first
+    with opened(copy):
+        later = flower_runs.Deployment.read(folder).life
+    assert later > copy.life
+    monkeypatch.setattr(flower_runs.time, "time", lambda: later + 5.5)
+    with opened(copy):  # the folder was restored from a copy
+        assert flower_runs.Deployment.read(folder).life == later + 5
 
 
 def test_a_node_that_ends_while_it_is_waited_for_ends_the_waiting(tmp_path: Path) -> None:

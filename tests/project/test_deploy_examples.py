@@ -78,12 +78,12 @@ def of_kubernetes(document: dict[str, Any]) -> list[Container]:
         assert {mount["name"] for mount in one["volumeMounts"]} <= volumes
         assert any(mount["mountPath"] == "/tmp" for mount in one["volumeMounts"])
         ports = {port["name"]: port["containerPort"] for port in one["ports"]}
-        probe = one.get("livenessProbe", one.get("readinessProbe"))["httpGet"]
+        probes = [found["httpGet"] for name, found in one.items() if name.endswith("Probe")]
         inner, outer = one["securityContext"], spec["securityContext"]
         made.append(Container(
             one["args"], one["image"],
             {m["mountPath"]: not m.get("readOnly", False) for m in one["volumeMounts"]},
-            set(ports.values()), f":{ports[probe['port']]}/healthz",
+            set(ports.values()), " ".join(f":{ports[p['port']]}{p['path']}" for p in probes),
             inner["readOnlyRootFilesystem"] and not inner["allowPrivilegeEscalation"]
             and inner["capabilities"] == {"drop": ["ALL"]} and outer["runAsNonRoot"],
         ))  # fmt: skip

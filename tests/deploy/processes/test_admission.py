@@ -142,7 +142,7 @@ def test_a_registered_node_does_not_speak_as_the_server(
 
         def forged() -> WireMessage:
             head = fleet.node_registry.message_to(nodes["node-0"]).head
-            return WireMessage(head | {"life": 1 << 39, "base": [-1, ""]})
+            return WireMessage(head | {"life": 1 << 62, "base": [-1, ""]})
 
         for reply_to, source, to in (
             ("", 1, victim),  # Flower's number of the server

@@ -65,7 +65,6 @@ def test_a_server_killed_and_resumed_ends_in_the_same_bits(
     assert "on novel classes" in out
     here = alone(tmp_path / "alone", change)
     run = json.loads((folder / "flower.json").read_text())
-    assert run["life"] == 3
     states = federation.folder.glob(f"node-*/state/{run['run']}/clients/*")
     assert newest(states) == newest((here.folder / "clients").glob("*"))
     assert weights(folder) == weights(here.folder)

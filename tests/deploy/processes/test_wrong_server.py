@@ -36,7 +36,7 @@ def test_a_second_server_leaves_the_first_ones_address_as_it_is(
     ):
         serve(federation.home.folder, host, free_port())
     for strange in ("192.0.2.1", "127.0.0..1", "no.such.host.invalid"):
-        with pytest.raises(ConfigError, match="--host must be an address of this machine"):
+        with pytest.raises(ConfigError, match="the host must be an address of this machine"):
             serve(federation.home.folder, strange, free_port())
     assert (federation.home.folder / "server.json").read_bytes() == written
 

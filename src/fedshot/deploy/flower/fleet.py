@@ -31,7 +31,7 @@ from fedshot.core.errors import CheckpointError
 from fedshot.core.records import Whole
 from fedshot.core.serialised import LIMITS, CodecError, Limits, short
 from fedshot.deploy.flower.masking_request import masking_to_json
-from fedshot.deploy.flower.messages import COMMON, Incoming, WireMessage
+from fedshot.deploy.flower.messages import COMMON, SMALL, Incoming, WireMessage
 from fedshot.deploy.flower.node_registry import (
     HELLO_SECONDS,
     NO_SEAL,
@@ -72,6 +72,8 @@ class FlowerFleet(Wrapper):
         sizes: number of examples of each client, as far as the server knows.
         names_reducers: whether nodes are told how parts are combined, which attacks and compression
             need to know.
+        splits: whether large replies of a node come in several messages. Without it, clients that
+            collude know of each other.
     """
 
     def __init__(
@@ -88,9 +90,10 @@ class FlowerFleet(Wrapper):
         entries: Callable[[], Mapping[str, Entry]] | None = None,
         sizes: Mapping[int, int] = {},
         names_reducers: bool = False,
+        splits: bool = True,
     ) -> None:
         super().__init__(local)
-        self._names_reducers = names_reducers
+        self._names_reducers, self._splits = names_reducers, splits
         self.node_registry = NodeRegistry(
             transport, setup, session, tell, min(HELLO_SECONDS, deadline), entries
         )
@@ -136,7 +139,7 @@ class FlowerFleet(Wrapper):
                 return None
             made, clients = self._work(exchange, connected[number], left[number], common)
             self.nbytes["down"] += made.nbytes
-            if len(left[number]) < len(asked[number]):  # a node keeps what all clients receive
+            if len(left[number]) < len(asked[number]) and common.nbytes > SMALL:  # a node keeps it
                 self.nbytes["down"] -= common.nbytes
             left[number] = left[number][len(clients) :]
             sent[number].append(clients)
@@ -285,7 +288,7 @@ class FlowerFleet(Wrapper):
             if COMMON not in wire_message.blocks:
                 wire_message.put(f"c{client}", message)
             clients.append(client)
-            if n_bytes + tree.nbytes(message) > _MAX_REPLY:
+            if self._splits and n_bytes + tree.nbytes(message) > _MAX_REPLY:
                 break
         wire_message.head["work"] = {
             "name": exchange.work.name,

@@ -1,7 +1,7 @@
 """Runs whose clients are on nodes: code shared by the commands `run`, `up` and `resume`.
 
-flower.json in the run's folder holds what a resumed run needs: the run's id, how often the run was
-started or resumed, and where its server is.
+flower.json in the run's folder holds what a resumed run needs: the run's id, the number of its last
+start, and where its server is.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from fedshot.deploy.flower.messaging import Messenger
 from fedshot.deploy.flower.node_registry import read_entries
 from fedshot.deploy.flower.server_folder import ServerFolder, make_private_folder
 from fedshot.deploy.flower.setup import Setup
+from fedshot.fleets.attacks import Collusion
 from fedshot.fleets.client_times import ClockOptions
 from fedshot.fleets.influence import Influence, NormPolicy
 from fedshot.privacy.differential import ExampleLevel
@@ -47,7 +48,8 @@ class Deployment(NamedTuple):
 
     Args:
         run: the run's id on the nodes.
-        life: number of times that the run was started or resumed.
+        life: number of the last start or resume: its Unix time, or one more than the number before
+            if the clock went back.
         server: folder of the server; "" if `up` starts a server in the run's own folder.
         nodes: number of nodes that `up` starts.
         deadline: seconds to wait for the replies of an exchange.
@@ -132,7 +134,9 @@ def open_experiment(
     _check_clock(prepared)
     if prepared.config.run.allocator == "keep":
         keep_freed_memory()  # before threads start: each would fragment a heap of its own
-    new, deployment = not begun(folder), deployment._replace(life=deployment.life + 1)
+    # Not a count: a restored copy of the folder has an old count, which the nodes know already.
+    life = max(deployment.life + 1, int(time.time()))
+    new, deployment = not begun(folder), deployment._replace(life=life)
     if not new:
         deployment.write(folder)  # before any node hears of this session
     operator = operator_of(server_folder)
@@ -165,6 +169,7 @@ def open_experiment(
                 entries=partial(read_entries, server_folder.nodes) if operator.ca else None,
                 sizes=sizes,
                 names_reducers=prepared.config.attack is not None or compress.up is not None,
+                splits=not isinstance(prepared.config.attack, Collusion),
             )
             fleets.append(fleet)
             return fleet

@@ -36,7 +36,7 @@ _REST = "rest"
 _HEAD, _ARRAYS, _STYPE = "fedshot", "arrays", "safetensors"
 _PROOF = "proof"
 _SIGNED = b"fedshot letter 1"  # prefix of signed bytes: signatures are valid for messages only
-_SMALL = 1 << 22  # maximum bytes of blocks that are sent in the text record
+SMALL = 1 << 22  # maximum bytes of blocks that are sent in the text record, each time anew
 
 
 def read_head(text: str, limits: Limits) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class WireMessage:
         if sign is not None:
             hashes = {name: self._hash(name, data) for name, data in wire.items()}
             texts[_PROOF] = sign(_digest(text, hashes))
-        if n_bytes <= _SMALL:
+        if n_bytes <= SMALL:
             return RecordDict({_HEAD: ConfigRecord(texts | wire)})
         arrays = {
             name: Array(dtype="uint8", shape=(len(data),), stype=_STYPE, data=data)

@@ -8,11 +8,13 @@ The metrics are numbers of the whole process. No client, node or user is named.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -30,8 +32,9 @@ from prometheus_client import (
 )
 from prometheus_client.core import GaugeMetricFamily
 
-from fedshot.core.console import warning
-from fedshot.core.errors import ConfigError, FedshotError
+from fedshot.core.console import at_level, warning
+from fedshot.core.errors import FedshotError
+from fedshot.core.serialised import CodecError
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.local import operator_of
 from fedshot.deploy.flower.messages import LATE, WireMessage, refusal
@@ -50,6 +53,7 @@ from fedshot.runs.recorder import Record
 
 _SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 _REQUEST_SECONDS = 10.0  # time to receive a request
+_MAX_REQUESTS = 8  # at the same time
 
 
 class Metrics:
@@ -87,7 +91,9 @@ class RunMetrics(Metrics):
         self._round = self._gauge("round", "Last round that is complete.")
         self._planned = self._gauge("planned_rounds", "Rounds of the run, run.rounds.")
         self._rounds = self._counter("rounds", "Rounds of this process.", "trained", "skipped")
-        self._time = self._gauge("last_round_timestamp_seconds", "End of the last round.")
+        self._time = self._gauge(
+            "last_round_timestamp_seconds", "End of the last round, or of the start."
+        )
         self._accuracy = self._gauge(
             "validation_accuracy_ratio", "Mean accuracy of the last validation, from 0 to 1."
         )
@@ -104,6 +110,8 @@ class RunMetrics(Metrics):
         self._sent = self._counter("sent_bytes", "Bytes of arrays in messages to nodes.")
         self._received = self._counter("received_bytes", "Bytes of arrays in replies of nodes.")
         self._nodes = self._gauge("connected_nodes", "Nodes connected at the last exchange.")
+        self._time.set_to_current_time()  # of the start, until a round ends
+        self._accuracy.set(math.nan)
         self.problem = "it waits for nodes"
 
     def watch(self, experiment: Experiment, fleet: FlowerFleet) -> None:
@@ -207,13 +215,11 @@ class ServerMetrics(Metrics):
             "fedshot_nodes", "Nodes that the server knows, by whether they are connected.",
             labels=["status"],
         )  # fmt: skip
-        try:
+        with contextlib.suppress(FedshotError, CodecError, OSError, httpx.HTTPError):
             statuses = operator_of(self._folder).statuses()
-        except (FedshotError, OSError, httpx.HTTPError):
-            statuses = []
-        online = statuses.count("online")
-        nodes.add_metric(["connected"], online)
-        nodes.add_metric(["away"], len(statuses) - online)
+            online = statuses.count("online")
+            nodes.add_metric(["connected"], online)
+            nodes.add_metric(["away"], len(statuses) - online)
         yield nodes
         try:
             found = (self._folder.folder / CERTIFICATE).read_bytes()
@@ -227,22 +233,21 @@ class ServerMetrics(Metrics):
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(address: str, metrics: Metrics, tell: Callable[[str], None]) -> Iterator[None]:
     """Serve metrics and a health check at host:port while in this context.
 
     Raises ConfigError if nothing can listen at the address.
     """
     host, port = split_address(address)
-    check_free(host, port)
+    check_free(host, port, option="--metrics")
     if not is_loopback(host):
         tell(warning(
             f"--metrics {address}: everyone who reaches this address can read the metrics, which "
             "are sent in plain text. Let a firewall admit the monitoring only."
         ))  # fmt: skip
     handler = type("Handler", (_Handler,), {"metrics": metrics})
-    kind = type("Server", (ThreadingHTTPServer,), {"address_family": _family(host)})
-    server = kind((host, port), handler)
+    server = _Server((host, port), handler, tell)
     thread = threading.Thread(target=server.serve_forever, daemon=True, name="metrics")
     thread.start()
     try:
@@ -256,10 +261,61 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
+class _Server(ThreadingHTTPServer):
+    """Answers at most `_MAX_REQUESTS` requests at a time, and closes further connections."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[BaseHTTPRequestHandler],
+        tell: Callable[[str], None],
+    ) -> None:
+        self.address_family = _family(address[0])
+        self._tell, self._free = tell, threading.BoundedSemaphore(_MAX_REQUESTS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, *_: Any) -> None:
+        """Log an error, but not that a client went away."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            self._tell(at_level("error", f"a request for metrics failed: {error!r}"))
+
+
 class _Handler(BaseHTTPRequestHandler):
     metrics: Metrics
     timeout = _REQUEST_SECONDS
     server_version, sys_version = "fedshot", ""
+
+    def handle(self) -> None:
+        """Answer a request that is received within `_REQUEST_SECONDS`."""
+        self._timer = threading.Timer(_REQUEST_SECONDS, self._give_up)
+        self._timer.daemon = True
+        self._timer.start()
+        try:
+            super().handle()
+        finally:
+            self._timer.cancel()
+
+    def parse_request(self) -> bool:
+        good = super().parse_request()
+        self._timer.cancel()
+        return good
+
+    def _give_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -268,8 +324,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/healthz":
             try:
                 problem = self.metrics.check()
-            except ConfigError as error:
-                problem = str(error)
+            except (FedshotError, CodecError, OSError, httpx.HTTPError) as error:
+                problem = str(error) or type(error).__name__
             text = f"not ready: {problem}\n" if problem else "ready\n"
             self._send(503 if problem else 200, "text/plain; charset=utf-8", text.encode())
         else:

@@ -160,8 +160,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def check_free(host: str, port: int) -> None:
-    """Raise ConfigError unless a server can listen on this address."""
+def check_free(host: str, port: int, option: str = "--port") -> None:
+    """Raise ConfigError unless a server can listen on this address, whose port `option` sets."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, *_, address in found:  # the server listens on all these addresses
@@ -174,8 +174,9 @@ def check_free(host: str, port: int) -> None:
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"no server can listen on {join_address(host, port)}: {why}. Choose another --port, or "
-            "stop the program that listens there; --host must be an address of this machine."
+            f"no server can listen on {join_address(host, port)}: {why}. Choose another "
+            f"{option}, or stop the program that listens there; the host must be an address of "
+            "this machine."
         ) from None
 
 
