@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
+import time
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from fedshot.config.schema import RunOptions
 from fedshot.conformance import checks
 from fedshot.conformance.checks import Runs
 from fedshot.conformance.federation import Federation, FleetCase
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import ConfigError, WorkerError
 from fedshot.fleets.worker_processes import Processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
@@ -64,8 +66,7 @@ def test_a_killed_process_is_reported_and_the_next_round_has_new_ones(tmp_path: 
     run.train(1)
     first, *_ = workers = list(forked(run))
     os.kill(first.process.pid, signal.SIGKILL)
-    first.process.join()
-    with pytest.raises(MemoryError, match=r"exit codes are \[-9, None\]"):
+    with pytest.raises(WorkerError, match=r"exit code -9\. Memory was probably short"):
         run.train(1)
     assert not forked(run)
     assert all(not worker.process.is_alive() for worker in workers)
@@ -79,6 +80,28 @@ def test_no_process_outlives_its_fleet(tmp_path: Path) -> None:
     del run
     gc.collect()
     assert all(not worker.process.is_alive() for worker in workers)
+
+
+@pytest.mark.slow
+def test_no_process_outlives_a_killed_run(tmp_path: Path) -> None:
+    script = (
+        "import fedshot; fedshot.train(data='digits', method='fl_proto', way=5, rounds=100000, "
+        f"run={{'fleet': 'processes', 'workers': 2}}, out={str(tmp_path / 'run')!r})"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL) as run:
+        limit = time.monotonic() + 60
+        while len(workers := children(run.pid)) < 2 and time.monotonic() < limit:
+            time.sleep(0.1)
+        run.kill()
+    assert len(workers) == 2
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(word) for word in found.read_text().split()] if found.exists() else []
 
 
 def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

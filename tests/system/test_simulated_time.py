@@ -53,7 +53,22 @@ def test_over_selection_counts_the_first_and_names_the_late(tmp_path: Path) -> N
     assert made.folder.joinpath("result.json").read_text().count('"hours"') == 1
 
 
-@pytest.mark.parametrize("fleet", ["sequential", "threads", "vectorised"])
+def test_further_steps_of_a_secure_sum_are_not_training(tmp_path: Path) -> None:
+    plain = finished(tmp_path / "plain", clocked(compute=1.0))
+    secure = finished(tmp_path / "secure", clocked(compute=1.0), {"run": {"secure_sums": True}})
+    assert times(secure) == times(plain)
+
+
+def test_limits_that_privacy_or_secure_sums_do_not_allow_are_refused(tmp_path: Path) -> None:
+    private = {"privacy": {"name": "client", "noise": 1.0, "clip": 1.0}}
+    with pytest.raises(ConfigError, match=r"changes the sum by two clips"):
+        experiment(tmp_path / "private", clocked(wait_for=3), private)
+    secure = {"run": {"secure_sums": True, "quorum": 0.1}}
+    with pytest.raises(ConfigError, match=r"run\.secure_threshold\. Raise wait_for"):
+        experiment(tmp_path / "secure", clocked(wait_for=1), secure)
+
+
+@pytest.mark.parametrize("fleet", ["sequential", "threads", "processes", "vectorised"])
 def test_every_fleet_has_the_same_times(tmp_path: Path, fleet: str) -> None:
     workers = {} if fleet == "sequential" else {"workers": 2}
     reference = finished(tmp_path / "reference", clocked(**LIMITS))

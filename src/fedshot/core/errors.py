@@ -82,6 +82,12 @@ class AbsentError(FedshotError):
     retryable = True
 
 
+class WorkerError(FedshotError):
+    """A worker process that has ended before its work was done."""
+
+    retryable = True
+
+
 class MethodError(FedshotError, ValueError):
     """A method that breaks the protocol; the message is for its author."""
 

@@ -53,7 +53,8 @@ class ClientSide:
             reducer = exchange.reduce.get(name)
             if not compressor.uploads(name, reducer):
                 continue
-            feedback = self.options.error_feedback and isinstance(reducer, Mean)
+            averaged = isinstance(reducer, Mean) and not reducer.by_class
+            feedback = self.options.error_feedback and averaged
             key = exchange.client_key(client).at("compress", name)
             rng = None if feedback else key.numpy()
             leaves: list[Tree] = []

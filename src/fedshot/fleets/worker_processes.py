@@ -7,8 +7,10 @@ compute the same bits, and they end with it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
+import os
 import signal
 import sys
 import warnings
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedshot.core import tree
+from fedshot.core.errors import WorkerError
 from fedshot.core.machine import begin_thread, denormals_flushed
 from fedshot.core.seeds import Key
 from fedshot.core.serialised import Limits, pack, unpack
@@ -31,6 +34,7 @@ from fedshot.fleets.threads import Threads
 from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, PerClient, Reply
 
 _ANY = Limits(*[sys.maxsize] * 4)
+_SECONDS = 1.0  # between looks at whether the parent lives
 
 
 class _Worker(NamedTuple):
@@ -57,7 +61,7 @@ class Processes(Threads):
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies as clients finish.
 
-        Raises MemoryError if a process was killed, and what a client function raises.
+        Raises WorkerError if a process has ended, and what a client function raises.
         """
         here = exchange.work.method is None or self.host.liars is not None
         if here or self.workers == 1 or len(exchange.to) == 1:
@@ -83,10 +87,13 @@ class Processes(Threads):
                     idle.append(worker)
                     yield self._finish(exchange, call, worker)
         except (EOFError, ConnectionError):
-            codes = [worker.process.exitcode for worker in self._forked]
-            raise MemoryError(
-                f"a worker process has ended; their exit codes are {codes}, and -9 often means "
-                "that memory was short. Set run.workers to a smaller number."
+            ended = [worker.process for worker in self._forked]
+            sentinels = wait([process.sentinel for process in ended], _SECONDS)
+            codes = [process.exitcode for process in ended if process.sentinel in sentinels]
+            short = " Memory was probably short: set run.workers to a smaller number."
+            raise WorkerError(
+                f"a worker process has ended with exit code {codes[0] if codes else 'unknown'}."
+                f"{short if -signal.SIGKILL in codes else ''} `fedshot resume` continues the run."
             ) from None
         finally:
             if not done:  # an error, or the caller stopped: replies are on the way
@@ -118,9 +125,10 @@ class Processes(Threads):
             context = multiprocessing.get_context("fork")
             for _ in range(self.workers):
                 ours, theirs = context.Pipe()
+                others = [ours, *(worker.pipe for worker in self._forked)]
                 process = context.Process(
                     target=_serve,
-                    args=(self.host, theirs, self._intra_op, denormals_flushed()),
+                    args=(self.host, theirs, others, self._intra_op, denormals_flushed()),
                     daemon=True,
                 )
                 with warnings.catch_warnings():  # of threads, none of which computes now
@@ -131,14 +139,25 @@ class Processes(Threads):
         return self._forked
 
 
-def _serve(host: Host, pipe: Connection, threads: int, flush: bool) -> None:
-    """Run client functions in a worker process until the pipe is closed."""
+def _serve(
+    host: Host, pipe: Connection, others: list[Connection], threads: int, flush: bool
+) -> None:
+    """Run client functions in a worker process until its parent closes the pipe, or ends.
+
+    `others` are the parent's ends of pipes, which this process has inherited.
+    """
+    parent = os.getppid()
+    for other in others:
+        other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     begin_thread(threads, flush)
     name, common = "", None
     while True:
         try:
+            while not pipe.poll(_SECONDS):
+                if os.getppid() != parent:
+                    return
             head, content = _receive(pipe)
             if "work" in head:
                 name, common = head["work"], content["down"]
@@ -156,7 +175,8 @@ def _serve(host: Host, pipe: Connection, threads: int, flush: bool) -> None:
         except (EOFError, ConnectionError):
             return
         except Exception:  # a method may raise anything
-            _send(pipe, {"error": True}, {})
+            with contextlib.suppress(OSError):
+                _send(pipe, {"error": True}, {})
 
 
 def _send(pipe: Connection, head: dict[str, Any], content: Tree) -> None:
@@ -166,9 +186,16 @@ def _send(pipe: Connection, head: dict[str, Any], content: Tree) -> None:
 
 
 def _receive(pipe: Connection) -> tuple[dict[str, Any], Tree]:
-    head, form = json.loads(pipe.recv_bytes())
-    found = unpack(form, pipe.recv_bytes(), _ANY, trusted=True)
+    head, form = json.loads(_bytes(pipe))
+    found = unpack(form, _bytes(pipe), _ANY, trusted=True)
     return head, tree.map(Tensor.clone, found)  # results may depend on where a tensor begins
+
+
+def _bytes(pipe: Connection) -> bytes:
+    try:
+        return pipe.recv_bytes()
+    except OSError as error:  # the other process was killed in the middle of a message
+        raise EOFError from error
 
 
 def _stop(workers: list[_Worker]) -> None:

@@ -129,7 +129,9 @@ class Compressor(ABC):
 
     def uploads(self, name: str, reducer: Reducer | None) -> bool:
         """Whether the part `name` of an upload, which `reducer` combines, is compressed."""
-        return isinstance(reducer, Mean) if self.parts is None else name in self.parts
+        if self.parts is not None:
+            return name in self.parts
+        return isinstance(reducer, Mean) and not reducer.by_class
 
     def sends(self, name: str) -> bool:
         """Whether the part `name` of a server's message is compressed."""

@@ -69,12 +69,15 @@ class Mean:
         max_weight: largest weight that is accepted: the most that a correct client can have.
         of_examples: whether the weight is the client's number of examples. A server
             that knows this number rejects a larger one.
+        by_class: whether rows belong to the classes of an episode, so that an error of compression
+            must not be carried to the next.
     """
 
     like: Tree
     limit: float = 2.0**16
     max_weight: float = MAX_WEIGHT
     of_examples: bool = False
+    by_class: bool = False
 
     def start(self, cohort: int) -> FixedPoint:
         """Begin a mean. Raises TypeError if `like` holds integers."""

@@ -50,7 +50,6 @@ from fedshot.methods import user_methods as own
 from fedshot.protocol.aggregators import PlainMean
 from fedshot.protocol.clients import Clients, reduce_replies
 from fedshot.protocol.exchange import Exchange, Fleet, Outcome
-from fedshot.protocol.method import STEP_OPTIONS
 from fedshot.protocol.robust_reducers import Aggregation
 from fedshot.runs import dataset_info, run_folder, trust
 from fedshot.runs.prepare import PreparedRun
@@ -387,7 +386,7 @@ class Experiment:
             return None
         train, method = prepared.client_split.train, self.config.settings["method"]
         trace = options.availability
-        sizes, steps = train.sizes, max(method.get(name) or 1 for name in STEP_OPTIONS)
+        sizes, steps = train.sizes, method.get("prepare_steps") or method.get("local_steps") or 1
         clock = Clock(
             fleet,
             self.meter,

@@ -472,6 +472,11 @@ class PreparedRun(FederatedDataset):
                 f"run.clock.wait_for is {waits}; expected at most the {asked} clients of a cohort, "
                 f"and at least the share {run.quorum} of them, run.quorum."
             )
+        if waits is not None and run.secure_sums and waits < run.secure_threshold * asked:
+            raise ConfigError(
+                f"run.clock.wait_for is {waits}, but secure sums need the share "
+                f"{run.secure_threshold} of {asked} clients, run.secure_threshold. Raise wait_for."
+            )
         if run.cohort is not None and run.cohort < n and self.method.traits.resampled:
             raise ConfigError(
                 f"run.cohort is {run.cohort}, but partition 'resampled' divides every episode's "

@@ -95,7 +95,7 @@ def planned(
     if options is None:
         return None
     require("privacy", "privacy")
-    _check_sampling(run)
+    _check_sampling(run, options)
     by_client = isinstance(options, ClientLevel)
     level, units = ("client", len(clients)) if by_client else ("example", examples)
     if units and options.delta > 1 / units:  # a server without the data counts no examples
@@ -159,8 +159,15 @@ def planned(
     return PrivacyPlan(mechanism, accountant, releases, by_client, options.epsilon, run.secure_sums)
 
 
-def _check_sampling(run: RunOptions) -> None:
-    """Raise ConfigError if cohorts are not sampled from all clients."""
+def _check_sampling(run: RunOptions, options: Privacy) -> None:
+    """Raise ConfigError if replies that count are not those of clients sampled from all."""
+    one_more = isinstance(options, ClientLevel) and options.sampling == "poisson"
+    if run.clock.wait_for is not None and one_more and not run.secure_sums:
+        raise ConfigError(
+            "privacy is set with sampling 'poisson', and run.clock.wait_for: one client more may "
+            "push another out of the first replies, which changes the sum by two clips, not one. "
+            "Set privacy.sampling to 'fixed', or use run.clock.deadline."
+        )
     if run.clock.availability is not None:
         raise ConfigError(
             "privacy is set, and run.clock.availability: epsilon holds for cohorts that are "

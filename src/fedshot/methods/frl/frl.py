@@ -334,7 +334,7 @@ class FRL(MetaTrained):
         reduce = {"gradient": Mean(server.phi, OF_EXAMPLES)}
         reduce |= {name: Mean(part, OF_EXAMPLES) for name, part in stats.items()}
         if self.order == "exact" and learned.prototypes is not None:
-            reduce["of_told"] = Mean(learned.prototypes.means, OF_EXAMPLES)
+            reduce["of_told"] = Mean(learned.prototypes.means, OF_EXAMPLES, by_class=True)
         got = clients.exchange(
             self.meta_gradient,
             message(learned.theta, learned.prototypes, **stats),
