@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedshot.core import tree
@@ -34,7 +35,7 @@ from fedshot.fleets.threads import Threads
 from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, PerClient, Reply
 
 _ANY = Limits(*[sys.maxsize] * 4)
-_SECONDS = 1.0  # between looks at whether the parent lives
+_SECONDS = 1.0  # between checks that the parent is alive
 
 
 class _Worker(NamedTuple):
@@ -45,7 +46,7 @@ class _Worker(NamedTuple):
 class Processes(Threads):
     """A fleet of worker processes.
 
-    Predictions of a test, dishonest clients and the steps of secure sums run in threads.
+    Predictions of a test, runs with dishonest clients and the steps of secure sums use threads.
 
     Args:
         host: holds the clients' data and private states, and runs the method's client functions.
@@ -67,7 +68,7 @@ class Processes(Threads):
         if here or self.workers == 1 or len(exchange.to) == 1:
             yield from super().replies(exchange)
             return
-        waiting, idle = iter(exchange.to), list(self._workers_of())
+        waiting, idle = iter(exchange.to), list(self._running_workers())
         running: dict[Any, tuple[_Worker, ClientCall]] = {}
         alike, quiet = not isinstance(exchange.down, PerClient), replace(exchange, on_send=None)
         common = self.host.message(quiet, exchange.to[0]) if alike else {}
@@ -115,11 +116,9 @@ class Processes(Threads):
         head, found = _receive(worker.pipe)
         if "error" in head:  # run it again here, so that its error has a traceback and its type
             return self.host.serve(replace(exchange, on_send=None), call.client)
-        weight = found["weight"] if "weight" in found else head["weight"]
-        reply = Reply(found["up"], found["private"], weight, found["metrics"])
-        return self.host.finish(exchange, call, reply)
+        return self.host.finish(exchange, call, Reply(**found))
 
-    def _workers_of(self) -> list[_Worker]:
+    def _running_workers(self) -> list[_Worker]:
         """Return the workers, forked from this process if there are none."""
         if not self._forked:
             context = multiprocessing.get_context("fork")
@@ -166,12 +165,11 @@ def _serve(
             root, path = head["key"]
             drawn = host.checks.draw(work, data, Key(root, tuple(path)))
             reply = host.checks.run(work, content.get("down", common), content["private"], drawn)
-            reply = reply.on_cpu()
-            found = {"up": dict(reply.up), "private": reply.private, "metrics": dict(reply.metrics)}
-            if isinstance(reply.weight, Tensor):
-                _send(pipe, {}, found | {"weight": reply.weight})
-            else:
-                _send(pipe, {"weight": reply.weight}, found)
+            up, private, weight, metrics = reply.on_cpu()
+            if not isinstance(weight, Tensor):
+                weight = torch.tensor(weight, dtype=torch.float64)
+            found = {"up": dict(up), "private": private, "weight": weight}
+            _send(pipe, {}, found | {"metrics": dict(metrics)})
         except (EOFError, ConnectionError):
             return
         except Exception:  # a method may raise anything

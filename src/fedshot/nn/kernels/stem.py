@@ -140,17 +140,17 @@ class _StemGradient(torch.autograd.Function):
         at, u = _by_place(filters), _by_place(u)
         by_patch, s0 = sums[:-1], sums[-1]
         s1, um = (at * by_patch).sum(0) - mu * s0, m @ u
-        straight, bent = (u * by_patch).sum(0) - s0 * um, (u * by_cov).sum(0)
+        u_sums, u_cov = (u * by_patch).sum(0) - s0 * um, (u * by_cov).sum(0)
         scale, cubed = weight * i, weight * i**3
-        of_s1 = a * i - cubed * bent
-        of_i = weight * straight - 3 * cubed / i * s1 * bent + a * s1
+        of_s1 = a * i - cubed * u_cov
+        of_i = weight * u_sums - 3 * cubed / i * s1 * u_cov + a * s1
         of_sums = torch.cat([scale * u + of_s1 * at, (b - scale * um - of_s1 * mu)[None]]).float()
         of_at = of_s1 * (by_patch - m[:, None] * s0) - cubed * s1 * (cov @ u) - i**3 * of_i * by_cov
         gdy = empty(n, h // 2, w // 2, f)
         ins = [rimmed, of_sums[:-1], of_sums[-1], won]
         _shared("stem_known", n, ins, [h, w, c, f], [gdy], numbers=gdy.numel())
         of_filters = of_at.float().view(3, 3, c, f).permute(3, 2, 0, 1).contiguous()
-        of_weight = (i * (straight - i * i * s1 * bent)).float()
+        of_weight = (i * (u_sums - i * i * s1 * u_cov)).float()
         return gdy.permute(0, 3, 1, 2), of_filters, of_weight, *[None] * 7
 
 
