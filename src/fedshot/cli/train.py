@@ -67,12 +67,12 @@ def resume(options: argparse.Namespace) -> int:
 def finish(
     experiment: Experiment,
     options: argparse.Namespace,
-    heard: Callable[[Record], None] = lambda _: None,
+    on_record: Callable[[Record], None] = lambda _: None,
 ) -> int:
-    """Train the remaining rounds, test, and print the result; call `heard` with each record."""
+    """Train the remaining rounds, test, and print the result; call `on_record` with each record."""
     score = completed(
         experiment,
-        _records(experiment, options, heard),
+        _records(experiment, options, on_record),
         lambda: tracker_of(experiment, options.tracker, tell),
         tell,
     )
@@ -81,12 +81,12 @@ def finish(
 
 
 def _records(
-    experiment: Experiment, options: argparse.Namespace, heard: Callable[[Record], None]
+    experiment: Experiment, options: argparse.Namespace, on_record: Callable[[Record], None]
 ) -> Iterator[Record]:
     shows = not options.quiet
     records = shown(experiment, rounds=not options.json) if shows else experiment.run()
     for record in records:
-        heard(record)
+        on_record(record)
         if options.json:
             say(json.dumps(record.to_json()))
         yield record

@@ -62,7 +62,7 @@ class Processes(Threads):
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies as clients finish.
 
-        Raises WorkerError if a process has ended, and what a client function raises.
+        Raises WorkerError if a worker process has ended, and any error of a client function.
         """
         here = exchange.work.method is None or self.host.liars is not None
         if here or self.workers == 1 or len(exchange.to) == 1:
@@ -90,7 +90,10 @@ class Processes(Threads):
         except (EOFError, ConnectionError):
             ended = [worker.process for worker in self._forked]
             sentinels = wait([process.sentinel for process in ended], _SECONDS)
-            codes = [process.exitcode for process in ended if process.sentinel in sentinels]
+            gone = [process for process in ended if process.sentinel in sentinels]
+            for process in gone:
+                process.join(_SECONDS)  # its exit code comes after its sentinel
+            codes = [process.exitcode for process in gone]
             short = " Memory was probably short: set run.workers to a smaller number."
             raise WorkerError(
                 f"a worker process has ended with exit code {codes[0] if codes else 'unknown'}."

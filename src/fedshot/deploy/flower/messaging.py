@@ -189,7 +189,7 @@ class Messenger:
         return found
 
     def _fetch(self, outline: Message, objects: Any, seconds: float) -> WireMessage:
-        """Fetch a reply. Flower's message, which holds all arrays twice, ends with this call."""
+        """Fetch a reply; Flower's message, which holds all arrays twice, is freed afterwards."""
         client, run_id = self._grid._runtime_client, outline.metadata.run_id
         pull = make_pull_object_fn_protobuf(client.PullObject, self._grid.node, run_id)
         message = fetch(outline, objects, pull, self._limits, seconds)

@@ -122,7 +122,7 @@ class RunMetrics(Metrics):
         self.problem = ""
 
     def record(self, record: Record) -> None:
-        """Take in the record of a round."""
+        """Update the metrics from the record of a round."""
         self._round.set(record.round)
         if record.round:
             self._rounds.labels("skipped" if record.skipped else "trained").inc()
