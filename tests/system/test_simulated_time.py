@@ -107,6 +107,50 @@ def test_secure_sums_leave_late_clients_out(tmp_path: Path) -> None:
     assert len(plain.recorder.records()) == 5
 
 
+FEDBUFF = SPEEDS | {"wait_for": 2, "asynchronous": True}
+KEPT = {"method": {"name": "fedfsl_naive", "local_steps": 1, "optimizer_state": "keep"}}
+
+
+def test_asynchronous_rounds_resume_to_the_bit_on_every_fleet(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("client,from,to\n" + "".join(f"{k},{k // 5},30\n" for k in range(6)))
+    options = clocked(**FEDBUFF | {"availability": str(trace)})
+    proto = {"method": {"name": "fl_proto", "local_steps": 2}}
+    for method in (proto, KEPT):
+        whole = finished(tmp_path / f"whole-{method['method']['name']}", method, options)
+        stale = [r["metrics"]["staleness"] for r in whole.recorder.records()[1:]]
+        assert max(stale) > 0
+        for name, fleet in (("cut", {}), ("threads", {"fleet": "threads", "workers": 2})):
+            folder = tmp_path / f"{name}-{method['method']['name']}"
+            for record in experiment(folder, method, options).run():
+                if record.round == 2:
+                    break
+            made = finished(folder, method, options, {"run": fleet})
+            assert (times(made), server(made)) == (times(whole), server(whole))
+
+
+def test_one_client_at_a_time_is_a_synchronous_run(tmp_path: Path) -> None:
+    proto = {"method": {"name": "fl_proto", "local_steps": 2}, "run": {"cohort": 1}}
+    plain = finished(tmp_path / "plain", proto, clocked(**SPEEDS))
+    made = finished(tmp_path / "made", proto, clocked(**FEDBUFF | {"wait_for": 1}))
+    assert (server(made), times(made)) == (server(plain), times(plain))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"method": {"name": "fsl_local"}}, "'fsl_local' with these options does more in a round"),
+        ({"method": {"name": "fl_proto"}, "run": {"secure_sums": True}}, "secure_sums is true: a"),
+        ({"method": {"name": "fedfsl_mi", "reference": "exclusive"}}, "subtract their own changes"),
+    ],
+)
+def test_asynchronous_rounds_are_refused(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"run.clock.asynchronous is true, and .*{reason}"):
+        experiment(tmp_path, clocked(**FEDBUFF), changes)
+
+
 @pytest.mark.parametrize("wait_for", [1, 5])
 def test_waiting_for_less_than_the_quorum_or_more_than_all_is_refused(
     tmp_path: Path, wait_for: int

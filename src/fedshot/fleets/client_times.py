@@ -47,6 +47,10 @@ class ClockOptions:
         wait_for: number of replies that the server waits for in an exchange; later ones do not
             count (over-selection). null: all.
         deadline: seconds after which the server stops waiting in an exchange; null: never.
+        asynchronous: replies that come after the first `wait_for` count in a later round (FedBuff).
+            A cohort is then the number of clients that work at once: when one ends, another starts.
+        staleness: in asynchronous rounds, the exponent a of the factor (1 + rounds)^-a of a change
+            that is so many rounds old.
     """
 
     compute: NotNegative = 0.0
@@ -59,6 +63,8 @@ class ClockOptions:
     availability: str | None = None
     wait_for: AtLeast1 | None = None
     deadline: Above0 | None = None
+    asynchronous: bool = False
+    staleness: NotNegative = 0.5
 
     def __post_init__(self) -> None:
         if self.distribution == "uniform" and self.spread >= 1:
@@ -70,6 +76,11 @@ class ClockOptions:
             raise ConfigError(
                 "run.clock.speeds is set, and so are run.clock.compute, download or upload, which "
                 "it replaces. Remove one or the other."
+            )
+        if self.asynchronous and (self.wait_for is None or self.deadline is not None):
+            raise ConfigError(
+                "run.clock.asynchronous is true; expected run.clock.wait_for, the number of replies"
+                " that end a round, and no run.clock.deadline. Set wait_for, and deadline to null."
             )
 
 

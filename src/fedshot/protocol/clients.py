@@ -37,6 +37,7 @@ class Clients:
         phase: whether the round's traffic counts as training or evaluation.
         combine: runs an exchange and combines the replies; by default `reduce_replies`.
         aggregation: how parts are aggregated in training; None for the method's own reducers.
+        buffer: number of replies that end an asynchronous exchange: see `Exchange`.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Clients:
         phase: Literal["train", "evaluate"] = "train",
         combine: Callable[[Fleet, Exchange], Outcome] | None = None,
         aggregation: Aggregation | None = None,
+        buffer: int | None = None,
     ) -> None:
+        self._buffer = buffer
         self._fleet, self.ids, self._cohort = fleet, ids, cohort
         self._aggregation = aggregation if phase == "train" else None
         self._quorum, self._round, self._phase = quorum, round, phase
@@ -130,11 +133,13 @@ class Clients:
         self._keys.add((key, asked.name))
         if self._aggregation is not None:
             reduce = self._aggregation.reducers(asked.name, version[1], reduce)
-        exchange = Exchange(asked, down, tuple(to), reduce, key, version, self._phase)
+        exchange = Exchange(
+            asked, down, tuple(to), reduce, key, version, self._phase, buffer=self._buffer
+        )
         outcome = self._reduce(exchange)
         self._fleet.settle(exchange, frozenset(outcome.accepted))
         self.faults += sorted(outcome.faults.items())
-        self._check_quorum(outcome, len(exchange.to))
+        self._check_quorum(outcome, exchange.expected)
         return outcome
 
     def _reduce(self, exchange: Exchange) -> Outcome:
@@ -168,7 +173,7 @@ def reduce_replies(fleet: Fleet, exchange: Exchange) -> Outcome:
 
     The result does not depend on the order of arrival.
     """
-    sums = {name: reducer.start(len(exchange.to)) for name, reducer in exchange.reduce.items()}
+    sums = {name: reducer.start(exchange.expected) for name, reducer in exchange.reduce.items()}
     seen: dict[int, tuple[float, dict[str, float]]] = {}
     faults: dict[int, Fault] = {}
     for client, reply, fault in fleet.replies(exchange):

@@ -141,7 +141,9 @@ class Exchange:
 
     `version` is (round, number of the exchange in that round): the version of the private states
     that this exchange produces. `phase` says whether its traffic counts as training or evaluation.
-    `on_send` is called with each message to a client. `masking` asks for masked replies.
+    `on_send` is called with each message to a client. `masking` asks for masked replies. `buffer`
+    is the number of replies that an asynchronous exchange waits for, whoever they come from; None:
+    one from each client of `to`.
     """
 
     work: ClientWork
@@ -153,6 +155,12 @@ class Exchange:
     phase: Literal["train", "evaluate"] = "train"
     on_send: Callable[[Tree], None] | None = None
     masking: Masking | None = None
+    buffer: int | None = None
+
+    @property
+    def expected(self) -> int:
+        """The number of replies that count if none is lost."""
+        return len(self.to) if self.buffer is None else self.buffer
 
     def message(self, client: int) -> Tree:
         """Return the message for `client`; call it once each time the message is sent."""

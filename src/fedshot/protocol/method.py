@@ -68,6 +68,8 @@ class Traits:
         gathers: a client function and a part of its replies that the server needs from each client
             separately, not only as a sum, such as ("train", "model"); None if there is none. Secure
             sums then cannot be used.
+        sends_changes: a round is one exchange, in which clients upload changes of the trees that
+            they receive, and the server adds their mean. Asynchronous rounds need it.
         subtracts_own: a client subtracts its own upload from the mean that it receives, so the mean
             must be weighted by the clients' actual weights.
         unstackable: why the fleet "vectorised", which stacks clients, cannot run the method; "" if
@@ -85,6 +87,7 @@ class Traits:
     trains_on_pool: bool = False
     stores_client_models: bool = False
     gathers: tuple[str, str] | None = None
+    sends_changes: bool = False
     subtracts_own: bool = False
     unstackable: str = ""
     warnings: tuple[str, ...] = ()

@@ -30,6 +30,7 @@ from fedshot.core.tree import Tree
 from fedshot.evaluation.backdoor_test import TriggeredEpisodes, success_rate
 from fedshot.evaluation.episodic_test import EpisodicTest, Score, ValidationResult, score
 from fedshot.evaluation.raw_baselines import raw_baselines
+from fedshot.fleets.asynchronous import Asynchronous
 from fedshot.fleets.attacks import Backdoor
 from fedshot.fleets.client_checks import checked_round
 from fedshot.fleets.client_times import Availability, ClockOptions, speeds, times_digest
@@ -387,16 +388,19 @@ class Experiment:
         train, method = prepared.client_split.train, self.config.settings["method"]
         trace = options.availability
         sizes, steps = train.sizes, method.get("prepare_steps") or method.get("local_steps") or 1
-        clock = Clock(
+        self._times = times_digest(options)
+        arguments = (
             fleet,
             self.meter,
             options,
             speeds(options, len(train), key),
-            lambda client: sizes[client] if options.unit == "example" else steps,
+            lambda client: float(sizes[client] if options.unit == "example" else steps),
             None if trace is None else Availability.read(Path(trace), len(train)),
         )
-        self._times = times_digest(options)
-        return clock
+        if not options.asynchronous:
+            return Clock(*arguments)
+        at_once = self.config.run.cohort or len(prepared.clients)
+        return Asynchronous(at_once, self.checkpoints.folder, *arguments)
 
     def _liars_in(self, round: int) -> frozenset[int]:
         lie = self.liars is not None and round >= self.liars.attack.from_round
@@ -603,17 +607,21 @@ class Experiment:
     def _clients(self, round: int, phase: Literal["train", "evaluate"]) -> Clients:
         run, everyone = self.config.run, self.prepared.clients
         alone = phase == "evaluate" and self.config.test.first_client_only
+        cohort, buffer = run.cohort, None
         if phase == "train" and self.clock is not None:
             everyone = list(self.clock.online(everyone))
+            if isinstance(self.clock, Asynchronous):
+                cohort, buffer = self.clock.to_start, self.clock.buffer
         return self._ledger.clients(
             self.fleet,
             everyone[:1] if alone else everyone,
-            cohort=run.cohort,
+            cohort=cohort,
             quorum=run.quorum if phase == "train" else 0.0,  # scores count lost episodes
             round=round,
             phase=phase,
             combine=self._combine,
             aggregation=self._aggregation,
+            buffer=buffer,
         )
 
 

@@ -467,11 +467,14 @@ class PreparedRun(FederatedDataset):
                 "Lower it, or omit it to use all of them."
             )
         asked, waits = run.cohort or len(self.clients), run.clock.wait_for
-        if waits is not None and not run.quorum * asked <= waits <= asked:
+        least = 0 if run.clock.asynchronous else run.quorum * asked
+        if waits is not None and not least <= waits <= asked:
             raise ConfigError(
                 f"run.clock.wait_for is {waits}; expected at most the {asked} clients of a cohort, "
                 f"and at least the share {run.quorum} of them, run.quorum."
             )
+        if run.clock.asynchronous:
+            self._check_asynchronous()
         if waits is not None and run.secure_sums and waits < run.secure_threshold * asked:
             raise ConfigError(
                 f"run.clock.wait_for is {waits}, but secure sums need the share "
@@ -483,6 +486,25 @@ class PreparedRun(FederatedDataset):
                 f"images among {n} clients; those of clients outside the cohort would be lost. "
                 f"Set partition.clients to {run.cohort}, or omit run.cohort."
             )
+
+    def _check_asynchronous(self) -> None:
+        """Raise ConfigError for what asynchronous rounds do not support."""
+        traits, name = self.method.traits, self.config.settings["method"]["name"]
+        reasons = {
+            f"method {name!r} with these options does more in a round than to average changes of "
+            "what it sends": not traits.sends_changes or traits.gathers is not None,
+            f"the clients of {name!r} subtract their own changes from a mean of others than "
+            "theirs": traits.subtracts_own,
+            "run.secure_sums is true: a sum is that of one cohort": self.config.run.secure_sums,
+            "privacy is set: epsilon holds for cohorts that are sampled from all clients":
+                self.config.privacy is not None,
+        }  # fmt: skip
+        for reason, met in reasons.items():
+            if met:
+                raise ConfigError(
+                    f"run.clock.asynchronous is true, and {reason}. Set run.clock.asynchronous to "
+                    "false, or change the other option."
+                )
 
 
 def _check_way(option: str, way: int, widest: int | None) -> None:

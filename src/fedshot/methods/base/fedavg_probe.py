@@ -116,7 +116,10 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
     def traits(self) -> Traits:
         """What the method can do and what it needs."""
         return replace(
-            super().traits, adds_examples=self.probe_options.adds_examples, trains_on_pool=True
+            super().traits,
+            adds_examples=self.probe_options.adds_examples,
+            trains_on_pool=True,
+            sends_changes=self.classify_rounds is None,  # later, other trees are sent
         )
 
     @property

@@ -98,6 +98,7 @@ class FedBABU(Method[FedBABUState]):
             super().traits,
             adapts=self.probe == "finetune",
             adds_examples=self.probe_options.adds_examples,
+            sends_changes=True,
         )
 
     @property

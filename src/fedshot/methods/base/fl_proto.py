@@ -53,7 +53,7 @@ class FLProto(EpisodicMethod[ModelState]):
     @property
     def traits(self) -> Traits:
         """What the method can do and what it needs."""
-        return replace(super().traits, adds_examples=True)
+        return replace(super().traits, adds_examples=True, sends_changes=True)
 
     def init(self, key: Key) -> ModelState:
         """Return a random encoder."""

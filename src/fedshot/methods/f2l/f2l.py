@@ -247,6 +247,7 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
             any_test_way=not at_client,
             transductive=norm == "transductive" or (at_client and reading.queries == "query_set"),
             adapts=at_client,
+            sends_changes=True,
             warnings=self._warnings,
         )
 

@@ -108,6 +108,7 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
             max_way=self.learner.max_way,
             adapts=True,
             base_classes_only=self.episode.labels == "global",
+            sends_changes=True,
             gathers=("train", PART) if self.common_questions else None,
             subtracts_own=self.reference_kind == "exclusive",
         )

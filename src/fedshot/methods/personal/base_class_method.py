@@ -76,7 +76,7 @@ class AmongBaseClasses(OwnClassesMethod[S]):
     @property
     def traits(self) -> Traits:
         """What the method can do and what it needs."""
-        return replace(super().traits, base_classes_only=True)
+        return replace(super().traits, base_classes_only=True, sends_changes=True)
 
     @property
     def learner(self) -> Classifier:

@@ -16,7 +16,7 @@ comparable. At test, a class without a prototype at the server has the mean of t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
@@ -38,6 +38,7 @@ from fedshot.nn.prototypes import class_means
 from fedshot.protocol.averaging import OF_FEATURES
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
+from fedshot.protocol.method import Traits
 from fedshot.protocol.reducers import Sum
 
 
@@ -78,6 +79,11 @@ class FedProto(PersonalModels[FedProtoState]):
         super().__post_init__()
         check_word("weighting", self.weighting, ("examples", "clients"))
         check_not_negative(lambda_proto=self.lambda_proto)
+
+    @property
+    def traits(self) -> Traits:
+        """What the method can do and what it needs."""
+        return replace(super().traits, sends_changes=False)
 
     def init(self, key: Key) -> FedProtoState:
         """Return a state without prototypes."""

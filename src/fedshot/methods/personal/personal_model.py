@@ -54,7 +54,7 @@ class BankedModels(PersonalModels[S]):
     @property
     def traits(self) -> Traits:
         """What the method can do and what it needs."""
-        return replace(super().traits, gathers=("train", "model"))
+        return replace(super().traits, gathers=("train", "model"), sends_changes=False)
 
     def init_client(self, client: int, key: Key) -> Tree:
         """Return `{}`: the server, not the client, stores the client's model."""
