@@ -33,7 +33,7 @@ class Nobody:
 class Loop:
     """Clients whose change is (client + 1) % of the model that they received; weight client + 1.
 
-    Nothing else is kept: `settle` notes which clients may keep a private state.
+    `settle` notes which clients may keep a private state.
     """
 
     def __init__(self) -> None:
@@ -49,15 +49,6 @@ class Loop:
 
     def void(self, round: int) -> None:
         pass
-
-    def seal(self, round: int, keep: Any) -> str:
-        return "private"
-
-    def open(self, round: int, sha: str) -> None:
-        assert sha == "private"
-
-    def rewind(self, round: int, sha: str) -> None:
-        assert sha in ("private", "")
 
 
 def seconds(client: int) -> float:
@@ -109,26 +100,39 @@ def brute_force(
 ) -> tuple[torch.Tensor, list[tuple[float, tuple[int, ...], float]]]:
     """Simulate the same federation in steps of a quarter of a second."""
     w, now, found = torch.ones(1, dtype=torch.float64), 0.0, []
-    working: dict[int, tuple[float, int, torch.Tensor]] = {}
+    training: dict[int, tuple[float, int, torch.Tensor]] = {}
+
+    def shuffled(clients: list[int], key: Key) -> list[int]:
+        return [clients[i] for i in key.numpy().permutation(len(clients))]
+
     for r in range(1, rounds + 1):
-        free = [c for c in range(clients) if c not in working]
-        n = m - len(working) + k - 1
-        to = sorted(free[i] for i in Key(1).at(r).numpy().permutation(len(free))[:n])
-        waiting = [to[i] for i in Key(0).at(r).at("start").numpy().permutation(len(to))]
+        key = Key(0).at(r).at("start")
+        free = [c for c in range(clients) if c not in training]
+        asked = sorted(shuffled(free, Key(1).at(r))[: m - len(training) + k - 1])
+        waiting = shuffled(asked, key)
+        gone: list[int] = []
         buffer: list[tuple[int, int, torch.Tensor]] = []
-        while True:
-            while waiting and len(working) < m:
+        while len(buffer) < k:
+            while len(training) < m:
+                if not waiting:  # some were lost
+                    free = [c for c in range(clients) if c not in {*training, *asked, *gone}]
+                    waiting = shuffled(free, key.at(len(asked)))[: m - len(training)]
+                    asked += waiting
+                if not waiting:
+                    break
                 client = waiting.pop(0)
-                working[client] = now + seconds(client), r, w
-            if not any(end <= now for end, _, _ in working.values()):
-                now += 0.25
-            done = sorted((e, c) for c, (e, _, _) in working.items() if e <= now)[:1]
-            for _, client in done:
-                _, begun, seen = working.pop(client)
-                if client not in lost:
-                    buffer.append((client, r - begun, seen))
-            if len(buffer) == k or not (working or waiting):
+                training[client] = now + seconds(client), r, w
+            if not training:
                 break
+            ended = sorted((e, r0, c) for c, (e, r0, _) in training.items() if e <= now)
+            if not ended:
+                now += 0.25
+                continue
+            client = ended[0][-1]
+            _, begun, seen = training.pop(client)
+            gone.append(client)
+            if client not in lost:
+                buffer.append((client, r - begun, seen))
         n_all = sum(c + 1 for c, _, _ in buffer)
         step = sum((c + 1) ** 2 / 100 * seen / (1 + tau) ** 0.5 for c, tau, seen in buffer)
         w = w + step / n_all
@@ -137,13 +141,11 @@ def brute_force(
     return w, found
 
 
-@pytest.mark.parametrize("lost", [(), (3,), (0, 7)])
+@pytest.mark.parametrize("lost", [(), (3,), tuple(range(0, 20, 2))])
 @pytest.mark.parametrize(("m", "k"), [(1, 1), (4, 1), (4, 3), (4, 4), (20, 5)])
 def test_rounds_are_those_of_a_simulation_by_small_steps(
     tmp_path: Path, m: int, k: int, lost: tuple[int, ...]
 ) -> None:
-    if m == 1:
-        lost = ()  # a lost client would leave nobody
     fleet = clock(tmp_path, m, k, lost)
     w, found = play(fleet, range(1, 9), torch.ones(1, dtype=torch.float64), 20, k)
     expected, schedule = brute_force(m, k, 8, 20, lost)
@@ -152,6 +154,7 @@ def test_rounds_are_those_of_a_simulation_by_small_steps(
         assert stale == pytest.approx(tau, rel=1e-12)
     assert w.item() == pytest.approx(expected.item(), rel=1e-12)
     assert max(stale for _, _, stale in found) > 0 or m == 1
+    assert all(len(accepted) == k for _, accepted, _ in found)
 
 
 def test_held_replies_survive_a_restart_to_the_bit(tmp_path: Path) -> None:
@@ -161,60 +164,84 @@ def test_held_replies_survive_a_restart_to_the_bit(tmp_path: Path) -> None:
         folder = tmp_path / str(cut)
         first = clock(folder, 6, 2, (3,))
         w, found = play(first, range(1, cut + 1), one, 20, 2)
-        sha = first.seal(cut, ())
+        sha = first.save(cut, ())
         again = clock(folder, 6, 2, (3,))
-        again.rewind(cut, sha)
+        again.load(cut, sha)
         again.now = first.now
         w, more = play(again, range(cut + 1, 9), w, 20, 2)
         assert (w.item(), found + more) == (whole[0].item(), whole[1])
 
 
-def test_a_changed_file_of_held_replies_is_refused(tmp_path: Path) -> None:
+def test_a_changed_file_of_replies_is_refused(tmp_path: Path) -> None:
     first = clock(tmp_path, 4, 2)
     w, _ = play(first, range(1, 2), torch.ones(1, dtype=torch.float64), 20, 2)
-    sha = first.seal(1, ())
+    sha = first.save(1, ())
     play(first, range(2, 3), w, 20, 2)
-    first.seal(2, (1,))
+    first.save(2, (1,))
     again = clock(tmp_path, 4, 2)
-    again.rewind(1, sha)
-    assert [p.name for p in tmp_path.iterdir()] == ["working-000001.safetensors"]
+    again.load(1, sha)
+    assert [p.name for p in tmp_path.iterdir()] == ["in-flight-000001.safetensors"]
     (path,) = tmp_path.iterdir()
     with pytest.raises(CheckpointError, match="does not have the hash in the checkpoint"):
-        again.rewind(1, "0" * 64 + "|private")
+        again.load(1, "0" * 64)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="working-000001"):
-        again.rewind(1, sha)
-    again.rewind(-1, "")
+    with pytest.raises(CheckpointError, match=r"in-flight-000001.*Restore"):
+        again.load(1, sha)
+    again.load(-1, "")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_private_states_are_kept_of_clients_that_will_reply(tmp_path: Path) -> None:
     fleet = clock(tmp_path, 4, 1, lost=(0, 1, 2))
-    asked = exchange(1, ONE + 1, (0, 1, 2, 3), 1)
-    (arrival,) = [a for a in fleet.replies(asked) if a.reply is not None]
-    assert arrival.client == 3
-    fleet.settle(asked, frozenset([3]))
-    late = exchange(2, ONE + 1, (4, 8, 9), 1)  # 4 takes 10 s, 8 takes 9 s, and 9 takes 11.25 s
-    assert [a.client for a in fleet.replies(late) if a.reply is not None] == [8]
-    fleet.settle(late, frozenset([8]))
+    everyone = range(10)
+    assert len(fleet.online(everyone)) == 10
+    asked = exchange(1, ONE + 1, (0, 1, 2, 3), 1)  # these take 1, 3.25, 5.5 and 7.75 s
+    arrivals = list(fleet.replies(asked))
+    fleet.settle(asked, frozenset(a.client for a in arrivals if a.reply))
     loop: Any = fleet.fleet.fleet.fleet.fleet  # type: ignore[attr-defined]
-    assert loop.settled == [{3}, {4, 8, 9}]
-    assert set(fleet.online(range(10))) == {0, 1, 2, 3, 5, 6, 7, 8}
-    fleet.void(2)
-    assert set(fleet.online(range(10))) == set(range(10))
+    training = set(everyone) - set(fleet.online(everyone))
+    assert loop.settled[0] == training | {a.client for a in arrivals if a.reply}
+    assert len(training) == 3
+
+
+def test_a_discarded_round_keeps_earlier_replies(tmp_path: Path) -> None:
+    fleet = clock(tmp_path, 2, 1)
+    fleet.online(range(2))
+    (first,) = fleet.replies(exchange(1, ONE + 1, (0, 1), 1))  # 0 takes 1 s, and 1 takes 3.25 s
+    fleet.online(range(2))
+    (second,) = fleet.replies(exchange(2, ONE + 1, (0,), 1))  # 0 replies after another second
+    assert (first.client, second.client, fleet.now) == (0, 0, 2)
+    assert not fleet.online([1])
+    (third,) = fleet.replies(exchange(3, ONE + 1, (), 1))
+    assert (third.client, fleet.now) == (1, 3.25)
+    fleet.void(3)
+    assert not fleet.online([1])
+    (again,) = fleet.replies(exchange(4, ONE + 1, (), 1))
+    assert (again.client, again.reply and again.reply.metrics["staleness"], fleet.now) == (
+        1, 3, 3.25,
+    )  # fmt: skip
 
 
 def test_a_client_that_goes_offline_is_lost_and_frees_its_place(tmp_path: Path) -> None:
-    windows = np.array([[0, 0, 50], [4, 0, 5], [5, 0, 50], [6, 6, 7]], dtype=np.float64)
+    windows = np.array([[0, 0, 50], [4, 0, 5], [5, 0, 50], [6, 2, 20]], dtype=np.float64)
     trace = Availability(windows[:, 0].astype(np.int64), windows[:, 1], windows[:, 2])
     fleet = clock(tmp_path, 3, 3, trace=trace)
     assert list(fleet.online(range(9))) == [0, 4, 5]
-    # 0 takes 1 s, 5 takes 2.25 s, and 4 takes 10 s but is online for 5 s.
+    # 0 takes 1 s, 5 takes 2.25 s, 4 takes 10 s and is online for 5 s; 6 takes 4.5 s, from 2.25.
     arrivals = list(fleet.replies(exchange(1, ONE + 1, (0, 4, 5), 3)))
     assert [(a.client, a.fault and a.fault.kind) for a in arrivals] == [
-        (0, None), (5, None), (4, "lost"),
+        (0, None), (5, None), (4, "lost"), (6, None),
     ]  # fmt: skip
-    assert (fleet.now, fleet.to_start) == (5, 5)
+    assert (fleet.now, fleet.to_start) == (6.75, 3)
+
+
+def test_the_server_waits_within_a_round_until_a_client_is_online(tmp_path: Path) -> None:
+    windows = np.array([[0, 0, 50], [1, 30, 50]], dtype=np.float64)
+    trace = Availability(windows[:, 0].astype(np.int64), windows[:, 1], windows[:, 2])
+    fleet = clock(tmp_path, 3, 3, trace=trace)
+    assert list(fleet.online(range(2))) == [0]
+    assert [a.client for a in fleet.replies(exchange(1, ONE + 1, (0,), 3))] == [0, 1]
+    assert fleet.now == 33.25  # both have replied, and nobody else can
 
 
 @pytest.mark.parametrize(

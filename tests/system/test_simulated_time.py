@@ -9,6 +9,7 @@ import pytest
 
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.runs.experiment import Experiment
+from fedshot.use.trained import TrainedRun
 
 from .runs import experiment, finished, last_hash
 
@@ -127,6 +128,7 @@ def test_asynchronous_rounds_resume_to_the_bit_on_every_fleet(tmp_path: Path) ->
                     break
             made = finished(folder, method, options, {"run": fleet})
             assert (times(made), server(made)) == (times(whole), server(whole))
+        assert TrainedRun(whole.folder).round == whole.best_round
 
 
 def test_one_client_at_a_time_is_a_synchronous_run(tmp_path: Path) -> None:
@@ -139,9 +141,16 @@ def test_one_client_at_a_time_is_a_synchronous_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"method": {"name": "fsl_local"}}, "'fsl_local' with these options does more in a round"),
-        ({"method": {"name": "fl_proto"}, "run": {"secure_sums": True}}, "secure_sums is true: a"),
-        ({"method": {"name": "fedfsl_mi", "reference": "exclusive"}}, "subtract their own changes"),
+        (
+            {"method": {"name": "fsl_local"}},
+            "'fsl_local', with these options, does more in a round",
+        ),
+        (
+            {"method": {"name": "fl_proto"}, "run": {"secure_sums": True}},
+            "secure_sums is true: a secure",
+        ),
+        ({"method": {"name": "fedfsl_mi", "reference": "exclusive"}}, "subtract their own upload"),
+        ({"method": {"name": "fl_proto"}, "attack": {"name": "min_max"}}, "clients copy an upload"),
     ],
 )
 def test_asynchronous_rounds_are_refused(

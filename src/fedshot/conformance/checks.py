@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -40,7 +41,8 @@ from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.threads import Threads
 from fedshot.fleets.unreliable import CORRUPT, Trouble
 from fedshot.fleets.vectorised import Vectorised
-from fedshot.protocol.exchange import Reply
+from fedshot.protocol.clients import reduce_replies
+from fedshot.protocol.exchange import Exchange, Fleet, Outcome, Reply
 from fedshot.protocol.method import Method
 
 REFERENCE = FleetCase("sequential", lambda setup: Sequential(setup.host))
@@ -256,6 +258,30 @@ def uploads_are_as_declared(runs: Runs) -> None:
                 require(found is None, f"{name} {part!r} with another structure: {found}")
             fault = reducer.fault(execution.client, up[part], float(execution.reply.weight))
             require(fault is None, f"{name} {part!r}, which is rejected: {fault}")
+
+
+@_listed
+def uploads_are_changes(runs: Runs) -> None:
+    """With traits.sends_changes, half of the mean change moves the server half as far."""
+    traits = runs.undisturbed.method.traits
+    if not traits.sends_changes or traits.subtracts_own or traits.gathers is not None:
+        return
+
+    def halved(fleet: Fleet, exchange: Exchange) -> Outcome:
+        found = reduce_replies(fleet, exchange)
+        return replace(found, parts=tree.map(lambda leaf: leaf / 2, dict(found.parts)))
+
+    whole, half = runs.begin(), runs.begin(combine=halved)
+    start = dict(tree.items(whole.server))
+    for run in (whole, half):
+        run.train_unsealed(COHORT)
+    moved, ends = False, dict(tree.items(half.server))
+    for path, leaf in tree.items(whole.server):
+        if leaf.is_floating_point():
+            first = start[path]
+            moved |= not torch.equal(leaf, first)
+            require_close(ends[path], first + (leaf - first) / 2, 1e-4, 1e-6, path)
+    require(moved, "a round does not change the server's state")
 
 
 @_listed

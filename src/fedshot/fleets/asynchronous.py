@@ -5,7 +5,9 @@ w <- w + eta_g / K sum_i s(tau_i) Delta_i, over the K replies in the buffer.
 Symbols: K wait_for; Delta_i a client's change of the model that it has received; tau_i its
 staleness, the rounds that have ended since then; s(tau) = (1 + tau)^-staleness.
 Departures from the paper: the sum is weighted as in the method, by sum_i n_i s(tau_i) Delta_i / n,
-where n is the sum of the n_i; the method's server step takes the place of eta_g.
+where n is the sum of the n_i; the method's server step takes the place of eta_g. A client replies
+at most once in a round. Private states change when a client starts, so an evaluation may use the
+personal model of a client that has not replied yet. A skipped round counts in tau_i.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import heapq
 import re
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from typing_extensions import TypedDict
@@ -26,30 +29,17 @@ from typing_extensions import TypedDict
 from fedshot.core import records, storage, tree
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.records import COPY, Whole
+from fedshot.core.seeds import Key
 from fedshot.fleets.clock import Clock
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, PerClient, Reply
 from fedshot.protocol.reducers import Mean, Reducer
 
-_NAME = re.compile(r"working-(\d{6,})\.safetensors")
-
-
-class _Note(TypedDict):
-    """A client that works, as JSON: `weight` and `metrics` of its reply, or why it is lost."""
-
-    round: Whole
-    end: float
-    weight: float | None
-    metrics: dict[str, float]
-    fault: list[Any] | None
-
-
-class _Notes(TypedDict):
-    working: dict[str, _Note]
+_NAME = re.compile(r"in-flight-(\d{6,})\.safetensors")
 
 
 @dataclass
-class _Working:
-    """A client that works; `reply` is what it will send, or None if it is lost."""
+class _InFlight:
+    """A client that has started and not ended; `reply` is None if it will be lost."""
 
     round: int  # in which it started
     end: float  # seconds since the start of the run
@@ -58,16 +48,16 @@ class _Working:
 
 
 class Asynchronous(Clock):
-    """A clock whose rounds end with the K-th reply, while the other clients work on.
+    """A clock whose rounds end with the K-th reply, while other clients are still in flight.
 
-    `concurrency` clients work at once. Whenever one has ended, another one starts, from the model
-    that the server has then. The clients that will start in a round are asked together when it
-    begins, since they get the same message; those that started in earlier rounds are not sampled.
-    Replies are held in memory until they arrive, and at checkpoints in a file of `folder`.
+    `concurrency` clients are in flight at once. Whenever one has replied or is lost, another one
+    starts, with the model that the server has then. Clients that will start in the same round get
+    the same message, so they are asked together when it begins; more are asked if some are lost.
+    With traces of availability, each is asked when it starts.
 
     Args:
-        concurrency: number of clients that work at once.
-        folder: folder of the run.
+        concurrency: number of clients in flight.
+        folder: folder of the run's checkpoints, where `save` writes the replies in flight.
         arguments: those of `Clock`.
     """
 
@@ -76,132 +66,186 @@ class Asynchronous(Clock):
         assert self._options.wait_for is not None, "ClockOptions checks it"
         self._concurrency, self.buffer = concurrency, self._options.wait_for
         self._folder = folder
-        self._working: dict[int, _Working] = {}
-        self._read: dict[int, dict[str, Tensor]] = {}  # parts by path, of clients in `_working`
-        self._started: set[int] = set()  # clients of the last exchange that have replied, or will
+        self._in_flight: dict[int, _InFlight] = {}
+        self._flat: dict[int, dict[str, Tensor]] = {}  # parts by path, as `load` has read them
+        self._population: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._asked: list[int] = []  # in this round
+        self._replying: set[int] = set()  # of those, clients that have replied or will
+        self._ended: dict[int, _InFlight] = {}  # in this round, of clients from earlier rounds
 
     @property
     def to_start(self) -> int:
-        """The number of clients that start in the next round if none is lost."""
-        return self._concurrency - len(self._working) + self.buffer - 1
+        """The number of clients to ask when a round begins."""
+        free = self._concurrency - len(self._in_flight)
+        return free + self.buffer - 1 if self._availability is None else free
 
     def online(self, clients: Sequence[int]) -> Sequence[int]:
-        """Return the clients that are online and do not work.
+        """Return the clients that are online and not in flight.
 
-        If no client works, the server first waits until one is online.
+        If no client is in flight, the server first waits until one is online.
         """
-        if not self._working:
+        self._population = np.asarray(clients, dtype=np.int64)
+        self._asked, self._ended = [], {}
+        if not self._in_flight:
             return super().online(clients)
-        found = np.setdiff1d(np.asarray(clients), list(self._working))
-        if self._availability is not None:
-            found = np.intersect1d(found, self._availability.online(self.now))
-        return [int(client) for client in found]
+        return [int(client) for client in self._startable(self.now)]
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the arrivals until the buffer is full, in the order of their time.
 
+        They include clients that were asked in earlier rounds, and clients beyond `exchange.to`.
         Raises ConfigError if the method needs more than means of changes.
         """
         if exchange.phase != "train":
             yield from self.fleet.replies(exchange)
             return
         _check_changes(exchange)
-        round, _ = exchange.version
-        self._started.clear()
-        took: dict[int, tuple[float, Arrival]] = {}
-        for arrival in self.fleet.replies(exchange) if exchange.to else ():
-            took[arrival.client] = self._seconds(arrival.client, True), arrival
-        order = exchange.key.at("start").numpy().permutation(len(exchange.to))
-        waiting = deque(exchange.to[i] for i in order)
-        self._rebuild(exchange)
-        ends = [(working.end, client) for client, working in self._working.items()]
+        self._restore(exchange)
+        round, key = exchange.version[0], exchange.key.at("start")
+        self._replying = set()
+        waiting = deque(self._answers(exchange, _shuffled(exchange.to, key)))
+        ends = [(one.end, one.round, client) for client, one in self._in_flight.items()]
         heapq.heapify(ends)
 
         def start() -> None:
-            while waiting and len(self._working) < self._concurrency:
-                client = waiting.popleft()
-                working = self._begin(round, *took[client])
-                self._working[client] = working
-                if working.reply is not None:
-                    self._started.add(client)
-                heapq.heappush(ends, (working.end, client))
+            while len(self._in_flight) < self._concurrency:
+                if not waiting:
+                    found = _shuffled(self._startable(self.now), key.at(len(self._asked)))
+                    more = found[: self._concurrency - len(self._in_flight)]
+                    waiting.extend(self._answers(exchange, more))
+                if not waiting:
+                    return
+                client, took, arrival = waiting.popleft()
+                one = self._in_flight[client] = self._begun(round, took, arrival)
+                if one.reply is not None:
+                    self._replying.add(client)
+                heapq.heappush(ends, (one.end, round, client))
 
         start()
         held = 0
-        while ends and held < self.buffer:
-            self.now, client = heapq.heappop(ends)
-            done = self._working.pop(client)
-            if done.reply is None:
-                yield Arrival(client, None, done.fault)
+        while held < self.buffer and (ends or self._wait()):
+            if not ends:
+                start()
+                continue
+            self.now, started, client = heapq.heappop(ends)
+            one = self._in_flight.pop(client)
+            if started < round:
+                self._ended[client] = one
+            if one.reply is None:
+                yield Arrival(client, None, one.fault)
             else:
                 held += 1
-                yield Arrival(client, self._scaled(done.reply, round - done.round))
+                yield Arrival(client, self._scaled(one.reply, round - started))
             if held < self.buffer:
                 start()
 
     def settle(self, exchange: Exchange, accepted: frozenset[int]) -> None:
         """Keep the new private states of the clients that have replied, or will."""
-        train = exchange.phase == "train"
-        self.fleet.settle(exchange, frozenset(self._started) if train else accepted)
+        if exchange.phase == "train":
+            exchange = replace(exchange, to=tuple(self._asked))
+            accepted = frozenset(self._replying)
+        self.fleet.settle(exchange, accepted)
 
     def void(self, round: int) -> None:
-        """Forget the clients that started in a discarded round, and their private states."""
+        """Take back a discarded round: its clients are forgotten, earlier replies still count."""
         super().void(round)
-        self._working = {c: w for c, w in self._working.items() if w.round != round}
+        left = {c: one for c, one in self._in_flight.items() if one.round != round}
+        self._in_flight = {**left, **self._ended}
 
-    def seal(self, round: int, keep: Collection[int]) -> str:
-        """Commit the held replies and the private states; return their hashes, "held|private"."""
-        notes = {str(client): _noted(one) for client, one in self._working.items()}
-        held = {str(c): dict(one.reply.up) for c, one in self._working.items() if one.reply}
-        self._folder.mkdir(parents=True, exist_ok=True)
-        sha = storage.write(self._path(round), held, {"working": notes}, sync=True)
-        self._prune({*keep, round})
-        return f"{sha}|{super().seal(round, keep)}"
+    def save(self, round: int, keep: Collection[int]) -> str:
+        """Write the replies in flight after a round; return their hash.
 
-    def open(self, round: int, sha: str) -> None:
-        """Make the private states of a committed round readable."""
-        super().open(round, sha.partition("|")[2])
-
-    def rewind(self, round: int, sha: str) -> None:
-        """Roll back to the held replies and the private states of a committed round.
-
-        Raises CheckpointError if the file of the replies is missing, damaged, or of another run.
+        The files of all rounds but `round` and `keep` are deleted.
         """
-        held, _, private = sha.partition("|")
-        self._working, self._read = {}, {}
-        if held:
+        if not self._folder.exists():
+            self._folder.mkdir(parents=True)
+            storage.flush(self._folder.parent)
+        held = {str(c): dict(one.reply.up) for c, one in self._in_flight.items() if one.reply}
+        notes = {str(client): _to_json(one) for client, one in self._in_flight.items()}
+        sha = storage.write(self._path(round), held, {"in_flight": notes}, sync=True)
+        self._prune({*keep, round})
+        return sha
+
+    def load(self, round: int, sha: str) -> None:
+        """Read the replies in flight after a round; `sha` is what `save` returned, "" for none.
+
+        The files of later rounds are deleted. Raises CheckpointError if the file is missing,
+        damaged, or of another run.
+        """
+        self._in_flight, self._flat = {}, {}
+        if sha:
             path = self._path(round)
-            flat, notes, found = storage.read(path)
-            if found != held:
+            try:
+                flat, notes, found = storage.read(path)
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}. {COPY}.") from None
+            if found != sha:
                 raise CheckpointError(f"{path} does not have the hash in the checkpoint. {COPY}.")
             records.check(notes, _Notes, path, COPY)
             for name, leaf in flat.items():
                 client, _, rest = name.partition("/")
-                self._read.setdefault(int(client), {})[rest] = leaf
-            self._working = {int(c): _restored(one) for c, one in notes["working"].items()}
-        self._prune({r for r in self._rounds() if r <= round})
-        super().rewind(round, private)
-
-    def _rounds(self) -> list[int]:
-        found = (_NAME.fullmatch(path.name) for path in self._folder.glob("working-*"))
-        return [int(name[1]) for name in found if name]
+                self._flat.setdefault(int(client), {})[rest] = leaf
+            self._in_flight = {int(c): _from_json(one) for c, one in notes["in_flight"].items()}
+        found_rounds = (_NAME.fullmatch(path.name) for path in self._folder.glob("in-flight-*"))
+        self._prune({int(name[1]) for name in found_rounds if name and int(name[1]) <= round})
 
     def _prune(self, keep: Collection[int]) -> None:
-        """Delete the files of held replies of all rounds except `keep`, and partial files."""
+        """Delete the files of all rounds but `keep`, and partial files."""
         kept = {self._path(round) for round in keep}
-        for path in self._folder.glob("working-*"):
+        for path in self._folder.glob("in-flight-*"):
             if path not in kept:
                 path.unlink()
 
-    def _begin(self, round: int, took: float, arrival: Arrival) -> _Working:
-        """Return the work that a client starts now."""
+    def _path(self, round: int) -> Path:
+        return self._folder / f"in-flight-{round:06d}.safetensors"
+
+    def _restore(self, exchange: Exchange) -> None:
+        """Give the parts that `load` has read their structure."""
+        for client, flat in self._flat.items():
+            likes = {name: _as_mean(reducer).like for name, reducer in exchange.reduce.items()}
+            one = self._in_flight[client]
+            assert one.reply is not None
+            one.reply = one.reply._replace(up=tree.rebuild(likes, flat))
+        self._flat = {}
+
+    def _startable(self, now: float) -> npt.NDArray[np.int64]:
+        """Return the clients that are online, not in flight, and had no part in this round."""
+        found = np.setdiff1d(self._population, [*self._in_flight, *self._asked, *self._ended])
+        if self._availability is None:
+            return found
+        return np.intersect1d(found, self._availability.online(now))
+
+    def _wait(self) -> bool:
+        """Wait until a client can start, if none is in flight; return whether there is one."""
+        left = np.setdiff1d(self._population, [*self._asked, *self._ended])
+        if self._availability is None or not len(left):
+            return False
+        super().online([int(client) for client in left])
+        return True
+
+    def _answers(
+        self, exchange: Exchange, clients: Sequence[int]
+    ) -> list[tuple[int, float, Arrival]]:
+        """Run the clients' work; return each with the seconds that it takes."""
+        if not clients:
+            return []
+        self._asked += clients
+        found = {}
+        for arrival in self.fleet.replies(replace(exchange, to=tuple(clients))):
+            client, reply, fault = arrival
+            if reply is not None:  # the parts of stacked clients share memory
+                reply = reply._replace(up=tree.map(torch.clone, dict(reply.up)))
+            found[client] = self._seconds(client, True), Arrival(client, reply, fault)
+        return [(client, *found[client]) for client in clients]
+
+    def _begun(self, round: int, took: float, arrival: Arrival) -> _InFlight:
+        """Return a client that starts now."""
         client, reply, fault = arrival
         until = self._until(client)
         if took > until:
             reason = f"it went offline after {until:.6g} s of {took:.6g} s"
-            reply, fault = None, Fault("lost", reason if until > 0 else "it is offline")
-        end = self.now + min(took, until)
-        return _Working(round, end, reply, fault)
+            reply, fault = None, Fault("lost", reason)
+        return _InFlight(round, self.now + min(took, until), reply, fault)
 
     def _scaled(self, reply: Reply, tau: int) -> Reply:
         """Return a reply with the changes times s(tau)."""
@@ -210,17 +254,41 @@ class Asynchronous(Clock):
         metrics = {**reply.metrics, "staleness": torch.tensor(float(tau))}
         return reply._replace(up=up, metrics=metrics)
 
-    def _rebuild(self, exchange: Exchange) -> None:
-        """Give the parts that `rewind` has read from the disk their structure."""
-        for client, flat in self._read.items():
-            likes = {name: _as_mean(reducer).like for name, reducer in exchange.reduce.items()}
-            working = self._working[client]
-            assert working.reply is not None
-            working.reply = working.reply._replace(up=tree.rebuild(likes, flat))
-        self._read = {}
 
-    def _path(self, round: int) -> Path:
-        return self._folder / f"working-{round:06d}.safetensors"
+class _InFlightJson(TypedDict):
+    """A client in flight, as JSON: weight and metrics of its reply, or why it will be lost."""
+
+    round: Whole
+    end: float
+    weight: float | None
+    metrics: dict[str, float]
+    fault: list[str] | None
+
+
+class _Notes(TypedDict):
+    in_flight: dict[str, _InFlightJson]
+
+
+def _to_json(one: _InFlight) -> _InFlightJson:
+    reply, fault = one.reply, one.fault
+    return {
+        "round": one.round,
+        "end": one.end,
+        "weight": None if reply is None else float(reply.weight),
+        "metrics": {} if reply is None else {k: float(v) for k, v in reply.metrics.items()},
+        "fault": None if fault is None else list(fault),
+    }
+
+
+def _from_json(one: _InFlightJson) -> _InFlight:
+    metrics = {name: torch.tensor(v, dtype=torch.float64) for name, v in one["metrics"].items()}
+    fault: Any = one["fault"]
+    reply = None if one["weight"] is None else Reply({}, {}, one["weight"], metrics)
+    return _InFlight(one["round"], one["end"], reply, None if fault is None else Fault(*fault))
+
+
+def _shuffled(clients: Sequence[int] | npt.NDArray[np.int64], key: Key) -> list[int]:
+    return [int(clients[i]) for i in key.numpy().permutation(len(clients))]
 
 
 def _check_changes(exchange: Exchange) -> None:
@@ -243,21 +311,3 @@ def _check_changes(exchange: Exchange) -> None:
 def _as_mean(reducer: Reducer) -> Mean:
     assert isinstance(reducer, Mean), "_check_changes has checked it"
     return reducer
-
-
-def _noted(one: _Working) -> _Note:
-    reply, fault = one.reply, one.fault
-    return {
-        "round": one.round,
-        "end": one.end,
-        "weight": None if reply is None else float(reply.weight),
-        "metrics": {} if reply is None else {k: float(v) for k, v in reply.metrics.items()},
-        "fault": None if fault is None else list(fault),
-    }
-
-
-def _restored(note: _Note) -> _Working:
-    metrics = {name: torch.tensor(v, dtype=torch.float64) for name, v in note["metrics"].items()}
-    weight, fault = note["weight"], note["fault"]
-    reply = None if weight is None else Reply({}, {}, weight, metrics)
-    return _Working(note["round"], note["end"], reply, None if fault is None else Fault(*fault))

@@ -48,9 +48,10 @@ class ClockOptions:
             count (over-selection). null: all.
         deadline: seconds after which the server stops waiting in an exchange; null: never.
         asynchronous: replies that come after the first `wait_for` count in a later round (FedBuff).
-            A cohort is then the number of clients that work at once: when one ends, another starts.
-        staleness: in asynchronous rounds, the exponent a of the factor (1 + rounds)^-a of a change
-            that is so many rounds old.
+            `run.cohort` is then the number of clients that train at the same time, and `run.quorum`
+            a share of `wait_for`.
+        staleness: in asynchronous rounds, the exponent a of the factor (1 + tau)^-a of a change
+            that comes tau rounds after its client has started.
     """
 
     compute: NotNegative = 0.0

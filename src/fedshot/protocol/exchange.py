@@ -242,7 +242,10 @@ class Fleet(Sealable, Protocol):
         ...
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        """Yield one arrival for each client of the exchange, in any order."""
+        """Yield one arrival for each client of the exchange, in any order.
+
+        With a `buffer`, the arrivals may be those of other clients.
+        """
         ...
 
     def parallel_map(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:

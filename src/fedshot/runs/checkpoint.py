@@ -38,6 +38,7 @@ class Notes(TypedDict):
     ledger: list[LedgerLine]
     private: str
     clock: NotRequired[float]  # simulated seconds since the start
+    in_flight: NotRequired[str]  # hash of the replies in flight, in asynchronous rounds
     times: NotRequired[str]  # hash of the files of clients' speeds and availability
 
 

@@ -144,7 +144,7 @@ class Experiment:
         self.round, self.best_round = 0, 0
         self.baselines: dict[str, Score] = {}  # on the test; set by `result`
         self._best: ValidationResult | None = None
-        self._private = ""
+        self._private = self._in_flight = ""
         self._lock: Lock | None = None
         self._last_end: float | None = None  # of the previous round, by the monotonic clock
         self._started = bool(self.checkpoints.rounds())
@@ -463,6 +463,8 @@ class Experiment:
             self.prepared.dataset_info().write(self.folder)
         last = self.round if self._started else -1
         self.fleet.rewind(last, self._private)
+        if isinstance(self.clock, Asynchronous) and last < self.config.run.rounds:
+            self.clock.load(last, self._in_flight)
         self.recorder.rewind(last)
         trust.rewind(self.folder, last)
         self._best = self._best_so_far() if self._started else None
@@ -504,6 +506,8 @@ class Experiment:
         held = self.checkpoints.rounds()
         self.recorder.flush()
         self._private = self.fleet.seal(self.round, {*held, self.best_round})
+        if isinstance(self.clock, Asynchronous):
+            self._in_flight = self.clock.save(self.round, {*held, self.best_round})
         notes = {
             "round": self.round,
             "fedshot": __version__,  # missing in older checkpoints, see `check_belongs`
@@ -515,6 +519,7 @@ class Experiment:
             "private": self._private,
             **({"clips": self._ledger.clips} if self._ledger.clips else {}),
             **({} if self.clock is None else {"clock": self.clock.now, "times": self._times}),
+            **({"in_flight": self._in_flight} if self._in_flight else {}),
         }
         self.checkpoints.write(self.round, self.server, notes)
         self.recorder.write("ledger.json", self.meter.to_json(), sync=False)  # as in notes
@@ -539,7 +544,7 @@ class Experiment:
         self.server, _ = self.checkpoints.read(self.round, self.server)
         self.best_round = notes["best"][0]
         self.meter.load_json(notes["ledger"])
-        self._private = notes["private"]
+        self._private, self._in_flight = notes["private"], notes.get("in_flight", "")
         self._ledger.clips = notes.get("clips", {})
         if self.clock is not None:
             self.clock.now = notes["clock"]

@@ -467,11 +467,12 @@ class PreparedRun(FederatedDataset):
                 "Lower it, or omit it to use all of them."
             )
         asked, waits = run.cohort or len(self.clients), run.clock.wait_for
-        least = 0 if run.clock.asynchronous else run.quorum * asked
-        if waits is not None and not least <= waits <= asked:
+        least = 0.0 if run.clock.asynchronous else run.quorum
+        if waits is not None and not least * asked <= waits <= asked:
+            share = f", and at least the share {least} of them, run.quorum" if least else ""
             raise ConfigError(
-                f"run.clock.wait_for is {waits}; expected at most the {asked} clients of a cohort, "
-                f"and at least the share {run.quorum} of them, run.quorum."
+                f"run.clock.wait_for is {waits}; expected at most the {asked} clients of a cohort"
+                f"{share}."
             )
         if run.clock.asynchronous:
             self._check_asynchronous()
@@ -491,13 +492,16 @@ class PreparedRun(FederatedDataset):
         """Raise ConfigError for what asynchronous rounds do not support."""
         traits, name = self.method.traits, self.config.settings["method"]["name"]
         reasons = {
-            f"method {name!r} with these options does more in a round than to average changes of "
-            "what it sends": not traits.sends_changes or traits.gathers is not None,
-            f"the clients of {name!r} subtract their own changes from a mean of others than "
-            "theirs": traits.subtracts_own,
-            "run.secure_sums is true: a sum is that of one cohort": self.config.run.secure_sums,
+            f"method {name!r}, with these options, does more in a round than average clients' "
+            "changes of the model": not traits.sends_changes or traits.gathers is not None,
+            f"the clients of {name!r} subtract their own upload from the mean that they receive, "
+            "and an asynchronous mean may not contain it": traits.subtracts_own,
+            "run.secure_sums is true: a secure sum is that of clients that are asked together":
+                self.config.run.secure_sums,
             "privacy is set: epsilon holds for cohorts that are sampled from all clients":
                 self.config.privacy is not None,
+            "attack is one in which clients copy an upload computed from those of others, which "
+            "they would have to know before these reply": isinstance(self.config.attack, Collusion),
         }  # fmt: skip
         for reason, met in reasons.items():
             if met:
