@@ -46,7 +46,7 @@ SERVERS: dict[str, dict[str, Any]] = {
     "waits for all 20": {"cohort": 20, "clock": SPEEDS},
     "20 asked, deadline of 75 s": {"cohort": 20, "clock": SPEEDS | {"deadline": 75.0}},
     "26 asked, first 20 count": {"cohort": 26, "clock": SPEEDS | {"wait_for": 20}},
-    "20 at work, rounds of 10 replies": {
+    "20 at once, rounds of 10 replies": {
         "cohort": 20, "clock": SPEEDS | {"wait_for": 10, "asynchronous": True},
         "rounds": 60, "validate_every": 10,
     },
