@@ -40,6 +40,7 @@ def method(backbone: str = "mlp", **changes: Any) -> F2L:
         "model": model,
         "episode": classification_oracle.SPEC,
         "classes": BASE,
+        "mode": "strict",
         "transformer": SetTransformer(HEADS[backbone], hidden=5, dropout=0.0),
         "inner": InnerChoice(lr=0.3),
         "local_steps": 2,

@@ -48,6 +48,7 @@ from system.runs import CHOOSING, SMALL, experiment, finished, last_hash, merged
 SGD = OptimizerChoice("sgd", 0.02, 0.9, 0.01)
 OPTIONS: dict[str, dict[str, Any]] = {
     "strict": {},
+    "tuned": {"mode": "tuned"},
     "paper": {"mode": "paper"},
     "official": {"mode": "official"},
     "official, episodes of two": {"mode": "official", "episodes_per_step": 2},
@@ -380,7 +381,12 @@ def test_modes_choose_what_is_not_said() -> None:
     orders = [m.client_model.inner.order for m in (strict, paper, code)]
     assert orders == ["first", "second", "first"]
     small = {"transformer": strict.transformer}
-    plain = F2L(strict.model, SPEC, strict.classes, **small)
+    tuned = F2L(strict.model, SPEC, strict.classes, **small)  # the default
+    assert tuned.reading == replace(strict.reading, lambda_mi=1.0)
+    assert (tuned.server_steps, tuned.client_steps) == (
+        Optimizer("adam", 1e-3, weight_decay=1e-4), Optimizer("sgd", 1e-3),
+    )  # fmt: skip
+    plain = F2L(strict.model, SPEC, strict.classes, "strict", **small)
     assert plain.server_steps == plain.client_steps == Optimizer("adam", 1e-3, weight_decay=1e-4)
     assert (plain.client_model.inner.lr, plain.client_model.inner.steps) == (0.01, 1)
     assert code.reading.evaluated == "server"
@@ -388,8 +394,8 @@ def test_modes_choose_what_is_not_said() -> None:
     official = F2L(strict.model, SPEC, strict.classes, "official", **small)
     assert official.server_steps == Optimizer("sgd", 0.05, 0.9, 1e-5)
     assert official.client_steps == Optimizer("sgd", 1e-3)
-    inner = official.client_model.inner
-    assert (inner.lr, inner.steps, inner.adapts) == (0.1, 5, "head")
+    for m in (official, tuned):
+        assert m.client_model.inner == InnerLoop(0.1, 5, 5, "first", "head")
     adam = replace(official, optimizer=OptimizerChoice("adam"), lambda_kd=0.0, mi_tau=0.2)
     assert adam.server_steps == Optimizer("adam")  # nothing of SGD's is left
     assert (adam.reading.lambda_kd, adam.reading.mi_tau) == (0.0, 0.2)
@@ -406,7 +412,7 @@ def test_the_code_has_other_optimisers_and_no_distillation_for_texts() -> None:
     assert {m.client_model.inner for m in default} == {InnerLoop(0.1, 5, 5, "first", "head")}
     assert texts.server_steps == Optimizer("adam", 1e-3)
     assert texts.client_steps == Optimizer("sgd", 5e-3)
-    for mode in ("strict", "paper"):
+    for mode in ("tuned", "strict", "paper"):
         assert f2l_defaults(mode, text=True) == f2l_defaults(mode, text=False)
 
 
@@ -532,5 +538,7 @@ def test_a_head_that_adam_learns_from_zero_is_warned_of_and_what_learns_is_not()
         (False, {"episode": replace(SPEC, labels="fixed")}),
     ):
         assert bool(method(**options).traits.warnings) is told, options
-    found = PreparedRun(Config.of(merged(SMALL, {"method": {"name": "f2l"}}))).notices()
+    found = PreparedRun(
+        Config.of(merged(SMALL, {"method": {"name": "f2l", "mode": "strict"}}))
+    ).notices()
     assert any("method.head_start to 'prototypes'" in text for text in found)

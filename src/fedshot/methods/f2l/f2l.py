@@ -22,10 +22,11 @@ encodes the queries separately and without a graph, because nothing differentiat
 The features are the same, and the queries need no backward pass.
 
 The points that the paper leaves open are in `fedshot.methods.f2l.readings`. Departures: clients
-upload phi_i - phi. Mode "strict" repairs four points; mode "paper" does not. In eq. (10), the
-softmax b of cosines is over the whole support, because L_MI as printed is zero with one shot; and b
-has a temperature. The gradient of eq. (4) is first-order. The gradient of L_MI reaches the
-server-model only through its own features, not through the client-model, whose input these are.
+upload phi_i - phi. Modes "strict" and "tuned" repair four points; mode "paper" does not. In
+eq. (10), the softmax b of cosines is over the whole support, because L_MI as printed is zero with
+one shot; and b has a temperature. The gradient of eq. (4) is first-order. The gradient of L_MI
+reaches the server-model only through its own features, not through the client-model, whose input
+these are.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
         episode: shape of the training episodes.
         classes: the base classes, as class indices of the dataset.
         mode: sets the options that are null: "strict" repairs some of the paper's equations,
-            "paper" follows them to the letter, "official" follows the authors' code.
+            "tuned" also trains the client-model so that it learns, "paper" follows the equations to
+            the letter, "official" follows the authors' code.
         lambda_mi: weight of the transfer from the client-model to the server-model; 0 for none.
         lambda_kd: weight of the distillation from the server-model to the client-model; 0 for none.
         personal: whether client-models stay with their clients; false averages them, too.
@@ -146,7 +148,7 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
     name: ClassVar[str] = "f2l"
 
     classes: tuple[int, ...]
-    mode: F2LMode = "strict"
+    mode: F2LMode = "tuned"
     lambda_mi: float | None = None
     lambda_kd: float | None = None
     personal: bool = True
