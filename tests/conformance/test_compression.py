@@ -30,30 +30,43 @@ from fedshot.protocol.compressors import Compression, Float16, Int4, Int8, TopK
 from fedshot.protocol.exchange import Fleet
 
 FLOWER = next(fleet for fleet in FLEETS if fleet.name == "flower")
+SECURE = "int8, secure sums"
 FAMILIES = {
     "int8": Compression(Int8(), Int8()),
     "int4, no error feedback": Compression(Int4(), error_feedback=False),
     "topk": Compression(TopK(share=0.2), Int8()),
+    SECURE: Compression(Int8(), Int8()),
     "fp16": Compression(Float16(), Float16(parts=("theta",))),
 }
 
 
 def begun(
-    named: str, where: FleetCase, folder: Path, options: Compression, *, shuffle: bool = False
-) -> Federation:
+    method: Any, where: FleetCase, folder: Path, options: Compression, *, shuffle: bool = False,
+    secure: bool = False,
+) -> Federation:  # fmt: skip
     """Begin a run with compressed messages; in float64 where the arithmetic is regrouped."""
+    combine = None
+    if secure:
+        from fedshot.privacy.secure_sums.masking_clients import MaskingClients, simulated
+        from fedshot.privacy.secure_sums.public_ranges import PublicRanges
+        from fedshot.privacy.secure_sums.server_sum import SecureSums
+
+        assert options.up is not None
+        combine = SecureSums(0.66, ranges=PublicRanges(options.up, {}))
 
     def build(setup: FederationHost) -> Fleet:
         setup.host.compressing = ClientSide(options)
         return where.build(setup)
 
     def around(fleet: Fleet) -> Fleet:
+        if secure and where is not FLOWER:  # whose node masks itself
+            fleet = MaskingClients(fleet, simulated)
         return Compressed(Shuffled(fleet, 3) if shuffle else fleet, options)
 
-    method = METHODS[named]
     if not where.exact:
         method = replace(method, model=replace(method.model, dtype="float64"))
-    return Federation(method, replace(where, build=build), folder, around=around)
+    made = replace(where, build=build)
+    return Federation(method, made, folder, around=around, combine=combine)
 
 
 def everything(run: Federation) -> RunTensors:
@@ -65,11 +78,16 @@ def everything(run: Federation) -> RunTensors:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_fleet_and_every_order_of_arrival_give_the_same(family: str, tmp_path: Path) -> None:
-    options = FAMILIES[family]
+    options, secure = FAMILIES[family], family == SECURE
+    if secure:
+        pytest.importorskip("cryptography", reason="secure sums need the extra `secure`")
 
     def trained(where: FleetCase, *, shuffle: bool = False) -> RunTensors:
         folder = tmp_path / f"{where.name}{shuffle}{where.exact}"
-        run = begun("fl_proto, unequal weights", where, folder, options, shuffle=shuffle)
+        run = begun(
+            METHODS["fl_proto, unequal weights"], where, folder, options, shuffle=shuffle,
+            secure=secure,
+        )  # fmt: skip
         return everything(run.train(2))
 
     expected = trained(REFERENCE)
@@ -83,14 +101,34 @@ def test_every_fleet_and_every_order_of_arrival_give_the_same(family: str, tmp_p
 def test_every_method_trains_over_flower_as_on_the_reference(tmp_path: Path) -> None:
     """Also one whose clients upload nothing that is compressed unless its part is named."""
     options = [Compression(Int8(), Int8()), Compression(TopK(share=0.2)), Compression(Int4())]
-    for i, named in enumerate(METHODS):
+    for i, (named, method) in enumerate(METHODS.items()):
         if named in SECOND_FORMS:
             continue
         runs = [
-            everything(begun(named, where, tmp_path / where.name / str(i), options[i % 3]).train(2))
+            everything(
+                begun(method, where, tmp_path / where.name / str(i), options[i % 3]).train(2)
+            )
             for where in (REFERENCE, FLOWER)
         ]
         assert_same(*runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", ["fedfsl_mi", "f2l", "fedmeta", "frl, exact"])
+@pytest.mark.parametrize("family", ["int8", SECURE])
+def test_nodes_compress_the_same_parts_with_and_without_masks(
+    named: str, family: str, tmp_path: Path
+) -> None:
+    """Prototypes of FRL, whose rows belong to classes, are not compressed."""
+    methods = METHODS | {"frl, exact": replace(METHODS["frl"], order="exact")}
+    runs = [
+        everything(
+            begun(methods[named], where, tmp_path / where.name, FAMILIES[family],
+                  secure=family == SECURE).train(2)
+        )
+        for where in (REFERENCE, FLOWER)
+    ]  # fmt: skip
+    assert_same(*runs)
 
 
 def test_the_wire_carries_the_bytes_of_the_ledger(tmp_path: Path) -> None:

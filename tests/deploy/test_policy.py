@@ -23,10 +23,11 @@ from fedshot.deploy.flower.messages import COMMON, WireMessage
 from fedshot.deploy.flower.policy import Policy, PolicyError
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.worker import ClientRuntime, Worker, run_work, without_paths
+from fedshot.fleets.compressing import LARGEST
 from fedshot.fleets.vectorised import Vectorised
 from fedshot.methods.registry import METHODS
 from fedshot.protocol.exchange import Arrival, Masking, Reply
-from fedshot.protocol.reducers import Mean
+from fedshot.protocol.reducers import Mean, Sum
 from fedshot.runs.experiment import fleet_for
 from fedshot.runs.prepare import PreparedRun
 from system.runs import SMALL
@@ -234,7 +235,9 @@ class Masked:
 
 
 def test_a_policy_looks_at_the_parts_before_they_are_masked() -> None:
-    masking = Masking(frozenset({0}), 3, {"theta": Mean(torch.zeros(2))})
+    """And not at the largest values of compressed ones."""
+    largest = Sum({"theta:.": torch.zeros(())})
+    masking = Masking(frozenset({0}), 3, {"theta": Mean(torch.zeros(2)), LARGEST: largest})
     work = {"name": "classify", "clients": [0], "masking": masking_to_json(masking)}
     step = {"name": "unmask", "clients": [0]}
 

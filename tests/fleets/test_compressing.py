@@ -111,7 +111,8 @@ def test_what_was_sent_and_what_is_remembered_are_the_sum_of_the_changes(
         held = sum(memory.values(), torch.zeros(()))
         change[0, 0] = 127 * 2.0**-12 - (held[0, 0] if memory else 0)
         asked = exchange(None, ONE, round, (0,))
-        up, memory = side.upload(asked, 0, {"x": {"w": change}}, memory)
+        reply = Reply({"x": {"w": change}}, {}, 1.0)
+        up, memory = side.upload(asked, 0, reply, memory)
         total, sent = total + change, sent + decoded(up["x"], {"w": change})["w"]
         assert torch.equal(sent + memory["train:x:w"], total)
         assert memory["train:x:w"].any()

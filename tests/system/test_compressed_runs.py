@@ -15,6 +15,7 @@ from .runs import CHOOSING, SMALL, experiment, finished, last_hash, merged
 
 PROTO: dict[str, Any] = {"method": {"name": "fl_proto", "local_steps": 1}}
 TOPK: dict[str, Any] = {"compress": {"up": {"name": "topk", "share": 0.1}, "down": "int8"}}
+SECURE: dict[str, Any] = {"compress": {"up": "int8"}, "run": {"secure_sums": True}}
 
 
 def test_the_ledger_counts_what_is_sent(tmp_path: Path) -> None:
@@ -27,20 +28,33 @@ def test_the_ledger_counts_what_is_sent(tmp_path: Path) -> None:
     assert found["up", "theta"] == 102 * 6 + 4 + vectors
 
 
+def test_the_ledger_counts_what_a_secure_run_sends(tmp_path: Path) -> None:
+    """Of 4 clients an integer has 10 bits: 2 * 127 * 4 + 1 values are below 2**10."""
+    pytest.importorskip("cryptography", reason="secure sums need the extra `secure`")
+    done = finished(tmp_path, PROTO, SECURE, {"run": {"rounds": 3}})
+    found = {(row["direction"], row["part"]): row["bytes"] / 4
+             for row in done.meter.to_json() if row["phase"] == "train"}  # fmt: skip
+    n, others = 64 * 16, 8 * (16 + 1) + 160 * 3  # bias, largest value; weight, two metrics
+    assert found["up", "masked"] == (8 * n + others) + 2 * (n * 10 // 8 + others)
+    assert found["down", "ranges"] == 2 * 8
+
+
 @pytest.mark.parametrize(
-    "method",
-    [PROTO, {"method": {"name": "f2l", "local_steps": 1}}],
-    ids=["errors", "errors and models"],
+    ("method", "options"),
+    [(PROTO, TOPK), ({"method": {"name": "f2l", "local_steps": 1}}, TOPK), (PROTO, SECURE)],
+    ids=["errors", "errors and models", "errors and ranges"],
 )
 def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
-    method: dict[str, Any], tmp_path: Path
+    method: dict[str, Any], options: dict[str, Any], tmp_path: Path
 ) -> None:
-    whole = finished(tmp_path / "whole", method, TOPK, CHOOSING)
-    begun = experiment(tmp_path / "halves", method, TOPK, CHOOSING)
+    if options is SECURE:
+        pytest.importorskip("cryptography", reason="secure sums need the extra `secure`")
+    whole = finished(tmp_path / "whole", method, options, CHOOSING)
+    begun = experiment(tmp_path / "halves", method, options, CHOOSING)
     for record in begun.run():
         if record.round == 2:
             break
-    rest = finished(tmp_path / "halves", method, TOPK, CHOOSING)
+    rest = finished(tmp_path / "halves", method, options, CHOOSING)
     assert last_hash(rest.folder) == last_hash(whole.folder)
     states = sorted(path.relative_to(whole.folder) for path in whole.folder.glob("clients/*/r*"))
     assert states
@@ -61,8 +75,12 @@ def test_settings_without_compression_are_those_of_older_versions() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "topk down": ({"compress": {"down": "topk"}}, "compress.down.name is 'topk'"),
     "a share of nothing": ({"compress": {"up": {"name": "topk", "share": 0}}}, "above 0"),
-    "secure sums": (
-        {"run": {"secure_sums": True}, "compress": {"up": "int8"}}, "8 bytes a number"
+    "secure sums of a few entries": (
+        {"run": {"secure_sums": True}, "compress": {"up": "topk"}}, "only int8 and int4 give"
+    ),
+    "noise by the clients": (
+        {**SECURE, "privacy": {"name": "client", "noise": 1.0, "delta": 0.01}},
+        "integers of 8 bytes",
     ),
     "privacy of examples": (
         {"method": "fedncm", "privacy": {"name": "example", "noise": 1.0},
@@ -80,6 +98,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_compression_does_not_suit_is_refused(case: str) -> None:
     changes, reason = REFUSED[case]
+    if "privacy" in changes:
+        pytest.importorskip("dp_accounting", reason="it needs the extra `privacy`")
     if "run" in changes:
         pytest.importorskip("cryptography", reason="secure sums need the extra `secure`")
     with pytest.raises(ConfigError, match=reason):

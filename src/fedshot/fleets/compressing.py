@@ -5,6 +5,10 @@ encoding took away: x = u + e, upload C(x), e' = x - C(x) (Karimireddy et al. 20
 federated clients Fed-EF, Li and Li 2023). The error is part of the client's private state, so an
 upload that the server does not accept leaves it as it was. The server decodes each reply before
 anything else reads it.
+
+In a secure sum the server cannot decode single replies. A client then rounds its parts to the
+integers of a public range (`Grid`), which the sum adds, and names the largest value of each tensor,
+from whose sum over the cohort the next range follows.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from fedshot.core import tree
@@ -21,6 +26,17 @@ from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.compressors import Compression, Compressor, decoded, is_large
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, PerClient, Reply
 from fedshot.protocol.reducers import Gather, Mean, Sum
+
+LARGEST = "compress.largest"
+"""Part of a reply in a secure sum: the largest |w * x| of each compressed tensor, before rounding.
+
+Its names are those of `tensor_name`.
+"""
+
+
+def tensor_name(part: str, path: str) -> str:
+    """Return the name of a tensor of a part, which has no slash."""
+    return f"{part}:{path}".replace("/", ":")
 
 
 class ClientSide:
@@ -40,35 +56,48 @@ class ClientSide:
         return last[1]
 
     def upload(
-        self, exchange: Exchange, client: int, up: Mapping[str, Tree], memory: Mapping[str, Tensor]
+        self, exchange: Exchange, client: int, reply: Reply, memory: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tree], dict[str, Tensor]]:
-        """Return a client's parts, encoded, and the errors that it then remembers.
+        """Return the parts of a client's reply, encoded, and the errors that it then remembers.
 
         `memory` has the errors remembered so far, by client function, part and path.
         """
-        compressor, sent, kept = self.options.up, dict(up), dict(memory)
+        compressor, sent, kept = self.options.up, dict(reply.up), dict(memory)
         if compressor is None:
             return sent, kept
-        for name, part in up.items():
+        largest: dict[str, Tensor] = {}
+        for name, part in reply.up.items():
             reducer = exchange.reduce.get(name)
             if not compressor.uploads(name, reducer):
                 continue
+            grid = reducer.grid if isinstance(reducer, Mean | Sum) else None
+            weight = float(reply.weight) if isinstance(reducer, Mean) else 1.0
             averaged = isinstance(reducer, Mean) and not reducer.by_class
             feedback = self.options.error_feedback and averaged
             key = exchange.client_key(client).at("compress", name)
             rng = None if feedback else key.numpy()
             leaves: list[Tree] = []
             for path, leaf in tree.items(part):
+                tensor = tensor_name(name, path)
                 if not is_large(leaf) or not bool(leaf.isfinite().all()):
                     leaves.append(leaf)  # the guard refuses what is not finite
+                    if grid is not None and is_large(leaf):
+                        largest[tensor] = torch.zeros((), dtype=torch.float64)
                     continue
-                of = f"{exchange.work.name}:{name}:{path}".replace("/", ":")
+                of = f"{exchange.work.name}:{tensor}"
                 whole = leaf.detach() + memory[of] if feedback and of in memory else leaf
-                short = compressor.encode(whole, rng)
+                short: Tree
+                if grid is None:
+                    short = compressor.encode(whole, rng)
+                else:
+                    short = grid.rounded(path, whole, weight, rng)
+                    largest[tensor] = whole.detach().cpu().double().abs().max() * weight
                 if feedback:
                     kept[of] = whole.detach() - decoded(short, whole)
                 leaves.append(short)
             sent[name] = tree.unflatten(part, leaves)
+        if isinstance(asked := exchange.reduce.get(LARGEST), Sum):
+            sent[LARGEST] = tree.map(lambda one: one.clamp(max=asked.limit), largest)
         return sent, kept
 
 
@@ -98,8 +127,10 @@ class Compressed(Wrapper):
             return
         self._asked = True
         if up is not None:
-            for name in exchange.reduce:
-                self._check(up, exchange, name)
+            masking = exchange.masking
+            asked = exchange if masking is None else replace(exchange, reduce=masking.reduce)
+            for name in asked.reduce:
+                self._check(up, asked, name)
         if down is not None:
             exchange = replace(exchange, down=self._encoded(down, exchange.down))
         for arrival in self.fleet.replies(exchange):

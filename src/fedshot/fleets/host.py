@@ -175,7 +175,7 @@ class Host:
         if self.compressing is not None and exchange.phase == "train":
             remembers = self.compressing.options.remembers
             memory = self._memory(client, exchange.version) if remembers else {}
-            up, memory = self.compressing.upload(exchange, client, sent.up, memory)
+            up, memory = self.compressing.upload(exchange, client, sent, memory)
             sent = sent._replace(up=up)
             state = {"private": state, _MEMORY: memory} if memory else state
         if exchange.phase == "train" and tree.leaves(state):

@@ -12,6 +12,8 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
+import torch
+from torch import Tensor
 from typing_extensions import TypedDict
 
 from fedshot.core import tree
@@ -19,6 +21,7 @@ from fedshot.core.records import Whole
 from fedshot.core.tree import Tree
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.exchange import Arrival, Exchange, Fleet, PerClient
+from fedshot.protocol.reducers import Mean, Sum
 
 Line = tuple[str, str, str, str]
 
@@ -40,8 +43,9 @@ class Meter(Wrapper):
     `bytes` and `messages` are keyed by (phase, work, direction, part), with phase "train" or
     "evaluate", the name of the client function as work, and direction "down" or "up". Messages that
     get no reply and replies that the guard rejects count as well. Parts that a client was not asked
-    to upload count as "unknown". `sizes` has the bytes (down, up) of each client whose reply has
-    arrived in the exchange in progress.
+    to upload count as "unknown". The ranges of compressed uploads in secure sums count as the part
+    "ranges". `sizes` has the bytes (down, up) of each client whose reply has arrived in the
+    exchange in progress.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -54,8 +58,11 @@ class Meter(Wrapper):
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the fleet's arrivals unchanged, and count their bytes."""
 
+        ranges = _ranges(exchange)
+
         def count(message: Tree) -> None:
             self._count(exchange, "down", message)
+            self._count(exchange, "down", ranges)
             if exchange.on_send is not None:
                 exchange.on_send(message)
 
@@ -66,12 +73,12 @@ class Meter(Wrapper):
 
             def fn(client: int) -> Tree:
                 message = make(client)
-                sent[client] = _nbytes(message)
+                sent[client] = _nbytes(message) + _nbytes(ranges)
                 return message
 
             down, same = PerClient(fn), 0
         else:
-            same = _nbytes(down)
+            same = _nbytes(down) + _nbytes(ranges)
         for arrival in self.fleet.replies(replace(exchange, down=down, on_send=count)):
             up = 0
             if arrival.reply is not None:
@@ -109,6 +116,14 @@ class Meter(Wrapper):
                 line = (exchange.phase, exchange.work.name, direction, name)
                 self.bytes[line] += _nbytes(content)
                 self.messages[line] += 1
+
+
+def _ranges(exchange: Exchange) -> dict[str, Tensor]:
+    """Return the ranges in a request to mask compressed replies, as a part; {} for none."""
+    reduce = {} if exchange.masking is None else exchange.masking.reduce
+    grids = (r.grid for r in reduce.values() if isinstance(r, Mean | Sum) and r.grid)
+    found = [one for grid in grids for one in grid.ranges.values()]
+    return {"ranges": torch.tensor(found, dtype=torch.float64)} if found else {}
 
 
 def _nbytes(content: Tree) -> int:

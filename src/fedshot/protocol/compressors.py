@@ -120,6 +120,7 @@ class Compressor(ABC):
     """
 
     changes_only: ClassVar[bool] = False  # leaves entries out, which only a sum over rounds allows
+    most: ClassVar[int | None] = None  # largest integer of an entry; None: not one integer for each
 
     parts: tuple[str, ...] | None = None
 
@@ -146,6 +147,8 @@ class Compressor(ABC):
 class Int8(Compressor):
     """One byte an entry, and a scale for each tensor; the largest error is scale / 2."""
 
+    most: ClassVar[int | None] = 127
+
     def encode(self, leaf: Tensor, rng: Random = None) -> Quantised:
         """Return codes from -127 to 127."""
         codes, scale = _quantised(leaf, 127, rng)
@@ -155,6 +158,8 @@ class Int8(Compressor):
 @dataclass(frozen=True)
 class Int4(Compressor):
     """Half a byte an entry, and a scale for each tensor."""
+
+    most: ClassVar[int | None] = 7
 
     def encode(self, leaf: Tensor, rng: Random = None) -> Nibbles:
         """Return codes from -7 to 7, two in a byte."""

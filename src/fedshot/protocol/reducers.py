@@ -15,11 +15,12 @@ depend on the order of arrival.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,6 +60,50 @@ class Reducer(Protocol):
 
 
 @dataclass(frozen=True)
+class Grid:
+    """Integers of a public range, to which clients round a part before a secure sum adds it.
+
+    A leaf's step is its range divided by `most`. The integer of an entry is w * x in steps, rounded
+    to nearest, or at random without bias if there is a generator, and at most `most`.
+
+    Args:
+        most: largest integer.
+        ranges: largest |w * x|, by path; leaves without a range are not rounded.
+    """
+
+    most: int
+    ranges: Mapping[str, float]
+
+    def bits(self, cohort: int) -> int:
+        """Return the fewest bits m for which any sum of `cohort` clients has a value mod 2**m."""
+        return (2 * self.most * cohort).bit_length()
+
+    def step(self, path: str) -> float:
+        """Return the step of a leaf that has a range."""
+        return self.ranges[path] / self.most
+
+    def integers(
+        self, path: str, leaf: Tensor, weight: float, rng: np.random.Generator | None = None
+    ) -> Tensor:
+        """Return the integers of a leaf that has a range, as float64."""
+        steps = leaf.detach().cpu().double() * (weight / self.step(path))
+        if rng is None:
+            steps = steps.round()
+        else:
+            steps = (steps + torch.from_numpy(rng.random(steps.shape))).floor()
+        return steps.clamp(-self.most, self.most)
+
+    def rounded(
+        self, path: str, leaf: Tensor, weight: float, rng: np.random.Generator | None = None
+    ) -> Tensor:
+        """Return a leaf with the values that its integers stand for."""
+        if path not in self.ranges:
+            return leaf
+        found = self.integers(path, leaf, weight, rng)
+        return (found * self.step(path) / weight).to(leaf.dtype)
+
+
+@dataclass(frozen=True)
 class Mean:
     """Weighted mean, sum_k w_k x_k / sum_k w_k, of parts shaped like `like`.
 
@@ -71,6 +116,7 @@ class Mean:
             that knows this number rejects a larger one.
         by_class: whether rows belong to the classes of an episode, so that an error of compression
             must not be carried to the next.
+        grid: the integers to which clients round the part; None if they do not round it.
     """
 
     like: Tree
@@ -78,13 +124,14 @@ class Mean:
     max_weight: float = MAX_WEIGHT
     of_examples: bool = False
     by_class: bool = False
+    grid: Grid | None = None
 
     def start(self, cohort: int) -> FixedPoint:
         """Begin a mean. Raises TypeError if `like` holds integers."""
         for path, leaf in tree.items(self.like):
             if not leaf.is_floating_point():
                 raise TypeError(f"{path} is {tree.form(leaf)}; a Mean takes floats, use Sum")
-        return FixedPoint(self.like, _bits(self.limit, cohort), weighted=True)
+        return FixedPoint(self.like, _bits(self.limit, cohort), weighted=True, grid=self.grid)
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
         """Return why this part of a reply cannot be averaged; None if it can."""
@@ -104,10 +151,12 @@ class Sum:
     Args:
         like: a tree with the names, shapes and dtypes that every client must send.
         limit: largest |x_k| that is accepted.
+        grid: as in `Mean`, with w = 1.
     """
 
     like: Tree
     limit: float = 2.0**16
+    grid: Grid | None = None
 
     def start(self, cohort: int) -> FixedPoint:
         """Begin a sum. Raises TypeError for a dtype too narrow for sums."""
@@ -117,7 +166,7 @@ class Sum:
                     f"{path} is {tree.form(leaf)}; a Sum takes int64, float32 or float64, which "
                     "are wide enough"
                 )
-        return FixedPoint(self.like, _bits(self.limit, cohort), weighted=False)
+        return FixedPoint(self.like, _bits(self.limit, cohort), weighted=False, grid=self.grid)
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
         """Return why this part of a reply cannot be summed; None if it can."""
@@ -208,30 +257,37 @@ def _largest(leaf: Tensor) -> float:
 class FixedPoint:
     """A running sum in fixed point (int64, scaled by 2**bits), and the exact sum of the weights.
 
-    No valid sum exceeds `MAX_SUM` in absolute value.
+    No valid sum exceeds `MAX_SUM` in absolute value. Leaves with a range in `grid` are summed as
+    the integers of the grid; `in_grid` says which leaves these are.
     """
 
-    def __init__(self, like: Tree, bits: int, *, weighted: bool) -> None:
+    def __init__(self, like: Tree, bits: int, *, weighted: bool, grid: Grid | None = None) -> None:
         self.like, self.bits, self.weighted = like, bits, weighted
+        self._grid = Grid(1, {}) if grid is None else grid
+        self._paths = [path for path, _ in tree.items(like)]
+        self.in_grid = [path in self._grid.ranges for path in self._paths]
         self.total = tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=torch.int64), like)
         self.weight = Fraction(0)
 
     def add(self, client: int, part: Tree, weight: float) -> None:
         """Add one client's part."""
         del client
-        scale = (weight if self.weighted else 1.0) * 2.0**self.bits
+        by = weight if self.weighted else 1.0
+        scale = by * 2.0**self.bits
 
         quick: list[tuple[Tensor, Tensor]] = []
-
-        def take(total: Tensor, leaf: Tensor) -> None:
-            if tensors.plain_floats(leaf):
+        totals, found = tree.leaves(self.total), tree.leaves(part)
+        for path, in_grid, total, leaf in zip(
+            self._paths, self.in_grid, totals, found, strict=True
+        ):
+            if in_grid:
+                total.add_(self._grid.integers(path, leaf, by).long())
+            elif tensors.plain_floats(leaf):
                 quick.append((total, leaf.detach()))
             elif leaf.is_floating_point():
-                total += (leaf.detach().double() * scale).round_().long()
+                total.add_((leaf.detach().double() * scale).round_().long())
             else:
-                total += leaf
-
-        tree.map(take, self.total, part)
+                total.add_(leaf)
         if quick:  # the same bits, five times faster
             tensors.take(quick, scale)
         self.weight += Fraction(weight)
@@ -254,12 +310,14 @@ class FixedPoint:
         if by == 0.0:
             raise ValueError("the mean of no contributions is not defined")
 
-        def finish(total: Tensor, like: Tensor) -> Tensor:
-            if not like.is_floating_point():
-                return total.to(like.dtype)
-            return (total.double() * 2.0**-self.bits / by).to(like.dtype)
-
-        return tree.map(finish, self.total, self.like)
+        found = []
+        for path, in_grid, total, like in zip(
+            self._paths, self.in_grid, tree.leaves(self.total), tree.leaves(self.like), strict=True
+        ):
+            step = self._grid.step(path) if in_grid else 2.0**-self.bits
+            whole = not like.is_floating_point()
+            found.append((total if whole else total.double() * step / by).to(like.dtype))
+        return tree.unflatten(self.like, found)
 
 
 class _Gathered:

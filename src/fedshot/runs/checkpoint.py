@@ -39,6 +39,7 @@ class Notes(TypedDict):
     private: str
     clock: NotRequired[float]  # simulated seconds since the start
     in_flight: NotRequired[str]  # hash of the replies in flight, in asynchronous rounds
+    ranges: NotRequired[dict[str, float]]  # of compressed uploads in secure sums
     times: NotRequired[str]  # hash of the files of clients' speeds and availability
 
 

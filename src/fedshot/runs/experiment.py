@@ -119,13 +119,16 @@ class Experiment:
         if self.liars is not None:
             fleet = Colluding(fleet, self.liars)
         self._combine: Callable[[Fleet, Exchange], Outcome] = reduce_replies
+        self._ranges: dict[str, float] = {}  # of compressed uploads in secure sums
         if self.config.run.secure_sums:
             from fedshot.privacy.secure_sums.masking_clients import MaskingClients, simulated
+            from fedshot.privacy.secure_sums.public_ranges import PublicRanges
             from fedshot.privacy.secure_sums.server_sum import SecureSums
 
-            noise = client_noise(self.config, clients)
+            noise, up = client_noise(self.config, clients), self.config.compress.up
+            ranges = None if up is None else PublicRanges(up, self._ranges)
             fleet = MaskingClients(fleet, simulated, noise)
-            self._combine = SecureSums(self.config.run.secure_threshold, noise)
+            self._combine = SecureSums(self.config.run.secure_threshold, noise, ranges)
         remote = remote_fleet(fleet)
         self._ledger = PrivacyLedger(prepared.privacy, folder, secret=remote is not fleet)
         self.meter = Meter(remote)
@@ -518,6 +521,7 @@ class Experiment:
             "ledger": self.meter.to_json(),
             "private": self._private,
             **({"clips": self._ledger.clips} if self._ledger.clips else {}),
+            **({"ranges": self._ranges} if self._ranges else {}),
             **({} if self.clock is None else {"clock": self.clock.now, "times": self._times}),
             **({"in_flight": self._in_flight} if self._in_flight else {}),
         }
@@ -546,6 +550,8 @@ class Experiment:
         self.meter.load_json(notes["ledger"])
         self._private, self._in_flight = notes["private"], notes.get("in_flight", "")
         self._ledger.clips = notes.get("clips", {})
+        self._ranges.clear()
+        self._ranges |= notes.get("ranges", {})
         if self.clock is not None:
             self.clock.now = notes["clock"]
             if notes["times"] != self._times:

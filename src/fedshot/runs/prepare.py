@@ -296,8 +296,7 @@ class PreparedRun(FederatedDataset):
                 f"model only. Set run.fleet to 'threads'{cell}."
             )
         traits = self.method.traits
-        if config.compress.up is not None:
-            _check_compressed_uploads(config, self.method)
+        _check_compressed_uploads(config, self.method)
         if config.run.fleet == "vectorised" and traits.unstackable:
             raise ConfigError(
                 f"run.fleet is 'vectorised', and {traits.unstackable}, or run.fleet to 'threads'."
@@ -582,9 +581,14 @@ def _check_combination(config: Config) -> None:
 
 def _check_compressed_uploads(config: Config, method: Method[Any]) -> None:
     """Raise ConfigError for options that uploads may not be compressed with."""
+    if config.compress.up is None:
+        return
     reasons = {
-        "run.secure_sums is true: a masked upload takes 8 bytes a number, whatever the number is, "
-        "so compression would lose accuracy and save nothing": config.run.secure_sums,
+        "run.secure_sums is true: a masked sum adds an integer for each entry of a tensor, which "
+        "only int8 and int4 give": config.run.secure_sums and config.compress.up.most is None,
+        "privacy and run.secure_sums are set, too: clients add their noise to integers of 8 bytes, "
+        "and epsilon is not shown for shorter ones": config.run.secure_sums
+        and config.privacy is not None,
         "privacy.name is 'example': rounding changes an upload by more than what one example "
         "changes, for which the noise is computed": isinstance(config.privacy, ExampleLevel),
         f"the clients of {method.name} subtract their own models from the mean, which has their "

@@ -60,6 +60,22 @@ def test_a_secure_run_on_nodes_equals_the_plain_one(
         assert dict(mine.metrics) == theirs["metrics"]
 
 
+@pytest.mark.timeout(900)  # as above
+def test_compressed_uploads_have_the_bits_of_a_simulation(
+    twelve: LocalFederation, tmp_path: Path
+) -> None:
+    """With errors, ranges and losses as in the test above."""
+    compressed = {**METHODS["fl_proto"], "compress": {"up": "int8", "down": "int8"}}
+    with twelve.experiment(compressed, ROUNDS, SECURE) as there:
+        there.fleet = Guard(Unreliable(there._compressed, plan))
+        records = list(there.run())
+    here = alone(tmp_path / "run", TWELVE, compressed, ROUNDS, SECURE, faults=PLAIN)
+    assert set().union(*map(lost, records)) == PLAIN
+    assert weights(there.folder) == weights(here.folder)
+    assert twelve.private(there) == newest((here.folder / "clients").glob("*"))
+    assert there._ranges == here._ranges
+
+
 def test_a_node_killed_in_a_round_is_left_out_of_the_sum_or_in_it(
     twelve: LocalFederation, tmp_path: Path
 ) -> None:

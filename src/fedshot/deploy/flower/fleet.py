@@ -52,6 +52,7 @@ _MAX_ORDERS = 200  # a node with more pending orders gets no work
 _MAX_METRICS, _METRIC = 64, re.compile(r"\w[\w .:@%+-]{0,63}")
 _MAX_UNKNOWN = 200  # total length of the names of unknown parts
 _REDUCERS: dict[str, type[Any]] = {"mean": Mean, "sum": Sum, "gather": Gather}  # names in messages
+_BY_CLASS = "mean by class"  # name of a `Mean` whose rows belong to classes
 
 
 class FlowerFleet(Wrapper):
@@ -300,11 +301,12 @@ class FlowerFleet(Wrapper):
         }
         if exchange.masking is not None:
             wire_message.head["work"]["masking"] = masking_to_json(exchange.masking)
-        if self._names_reducers:
+        elif self._names_reducers:
             wire_message.head["work"]["parts"] = {
-                name: next(kind for kind, cls in _REDUCERS.items() if isinstance(reducer, cls))
+                name: _BY_CLASS if isinstance(reducer, Mean) and reducer.by_class
+                else next(kind for kind, cls in _REDUCERS.items() if isinstance(reducer, cls))
                 for name, reducer in exchange.reduce.items()
-            }
+            }  # fmt: skip
         return wire_message, clients
 
     def _as_of(self, exchange: Exchange, node: Node) -> list[Any] | None:

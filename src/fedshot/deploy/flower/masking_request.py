@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from fedshot.core import tree
-from fedshot.core.serialised import Form, Limits, build, form_of
+from fedshot.core.serialised import CodecError, Form, Limits, build, form_of
+from fedshot.core.tree import Tree
+from fedshot.protocol.compressors import is_large
 from fedshot.protocol.exchange import Masking
-from fedshot.protocol.reducers import Mean, Reducer, Sum
+from fedshot.protocol.reducers import Grid, Mean, Reducer, Sum
 
 _DTYPES = {str(t).removeprefix("torch."): t for t in (
     torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -35,8 +38,16 @@ def _to_json(reducer: Reducer) -> dict[str, Any]:
     assert isinstance(reducer, Mean | Sum), "secure sums refuse other reducers"
     leaves = {path: [str(leaf.dtype).removeprefix("torch."), *leaf.shape]
               for path, leaf in tree.items(reducer.like)}  # fmt: skip
-    found = {"form": form_of(reducer.like), "leaves": leaves, "limit": reducer.limit}
-    return found | ({"max_weight": reducer.max_weight} if isinstance(reducer, Mean) else {})
+    found: dict[str, Any] = {
+        "form": form_of(reducer.like),
+        "leaves": leaves,
+        "limit": reducer.limit,
+    }
+    if isinstance(reducer, Mean):
+        found |= {"max_weight": reducer.max_weight, "by_class": reducer.by_class}
+    if reducer.grid is not None:
+        found["grid"] = {"most": reducer.grid.most, "ranges": dict(reducer.grid.ranges)}
+    return found
 
 
 def _from_json(found: dict[str, Any], limits: Limits) -> Reducer:
@@ -46,6 +57,17 @@ def _from_json(found: dict[str, Any], limits: Limits) -> Reducer:
     }
     form: Form = found["form"]
     like, limit = build(form, flat, "", limits.depth), float(found["limit"])
+    grid = _grid(found["grid"], like) if "grid" in found else None
     if "max_weight" not in found:
-        return Sum(like, limit)
-    return Mean(like, limit, float(found["max_weight"]))
+        return Sum(like, limit, grid)
+    by_class = bool(found.get("by_class"))
+    return Mean(like, limit, float(found["max_weight"]), by_class=by_class, grid=grid)
+
+
+def _grid(found: dict[str, Any], like: Tree) -> Grid:
+    most, ranges = int(found["most"]), {str(k): float(v) for k, v in found["ranges"].items()}
+    if not 0 < most < 128 or not all(0 < one < math.inf for one in ranges.values()):
+        raise CodecError("a grid of no integers, or of an invalid range")
+    if not ranges.keys() <= {path for path, leaf in tree.items(like) if is_large(leaf)}:
+        raise CodecError("a range of no tensor that is compressed")
+    return Grid(most, ranges)

@@ -49,13 +49,18 @@ from fedshot.deploy.flower.messages import COMMON, WireMessage
 from fedshot.deploy.flower.node_registry import NO_SEAL, Seal, SealRecord, checked_seal
 from fedshot.deploy.flower.policy import NO_BOUNDS, Policy, PolicyError, append_to_log
 from fedshot.deploy.flower.setup import Setup
-from fedshot.fleets.compressing import ClientSide
+from fedshot.fleets.compressing import LARGEST, ClientSide
 from fedshot.fleets.host import Host
 from fedshot.fleets.liars import Liars
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
 from fedshot.privacy.secure_sums.client_noise import ClientNoise
-from fedshot.privacy.secure_sums.masking_clients import STEPS, MaskingClients, Signatures
+from fedshot.privacy.secure_sums.masking_clients import (
+    STEPS,
+    MaskingClients,
+    Signatures,
+    unmasked,
+)
 from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Fault, Masking, PerClient
 from fedshot.protocol.method import Method
 from fedshot.protocol.reducers import Gather, Mean, Reducer, Sum
@@ -69,7 +74,9 @@ _SET_ASIDE = "before-"  # prefix of set-aside folders, "before-<last committed r
 _ONE_THREAD = RunOptions(threads=1)
 # What a message calls the reducers, which decide which parts an attack changes, and which are
 # compressed.
-_REDUCERS: dict[str, Reducer] = {"mean": Mean({}), "sum": Sum({}), "gather": Gather()}
+_REDUCERS: dict[str, Reducer] = {
+    "mean": Mean({}), "mean by class": Mean({}, by_class=True), "sum": Sum({}), "gather": Gather(),
+}  # fmt: skip
 
 
 class _SessionRecord(TypedDict):
@@ -267,7 +274,8 @@ class ClientRuntime:
         for client in left:
             self._store.drop(client, exchange.version)  # written, but not yielded
             try:
-                yield self._masking.masked(exchange, self._fleet.host.serve(exchange, client))
+                arrival = self._fleet.host.serve(unmasked(exchange), client)
+                yield self._masking.masked(exchange, arrival)
             except Exception as error:
                 text = _reason(error)
                 self._tell(warning(f"client {client} failed: {text}"))
@@ -448,7 +456,7 @@ def run_work(
         for arrival in arrivals:
             if arrival.reply is not None:
                 up: Mapping[str, Tree] = arrival.reply.up
-                parts = up if masking is None else masking.reduce
+                parts = up if masking is None else masking.reduce.keys() - {LARGEST}
                 policy.check_up(up, () if work.get("name") in STEPS else parts)
             results[str(arrival.client)] = _put(arrival, reply)
             if len(results) == len(clients):

@@ -40,7 +40,7 @@ from fedshot.privacy.secure_sums.masks import (
     text,
 )
 from fedshot.privacy.secure_sums.neighbourhoods import MIN_CLIENTS, degree, needed
-from fedshot.privacy.secure_sums.ring import encode, to_bytes
+from fedshot.privacy.secure_sums.ring import Layout, encode, to_bytes
 from fedshot.privacy.secure_sums.shamir import SECRET_BYTES, SHARE_BYTES, split
 from fedshot.protocol.exchange import MASKED, Arrival, Exchange, Fault, Fleet, Masking, Reply
 from fedshot.protocol.reducers import Mean, Reducer, Sum
@@ -127,7 +127,7 @@ class MaskingClients(Wrapper):
         elif exchange.masking is None:
             yield from self.fleet.replies(exchange)
         else:
-            for arrival in self.fleet.replies(_unmasked(exchange, exchange.masking)):
+            for arrival in self.fleet.replies(unmasked(exchange)):
                 yield self.masked(exchange, arrival)
 
     def masked(self, exchange: Exchange, arrival: Arrival) -> Arrival:
@@ -139,9 +139,7 @@ class MaskingClients(Wrapper):
         client, reply, found = arrival
         if exchange.masking is None:
             return arrival
-        if reply is not None and (
-            reason := fault(_unmasked(exchange, exchange.masking), client, reply)
-        ):
+        if reply is not None and (reason := fault(unmasked(exchange), client, reply)):
             reply, found = None, Fault("refused", reason)
         if found is not None and found.kind == "refused" and self._noise is not None:
             # That a client is refused would say something of its data: it contributes zeros.
@@ -240,7 +238,7 @@ class MaskingClients(Wrapper):
             element.add_mask(mask, sign(client, other))
         weight, *metrics = map(to_bytes, element.scalars)
         return {
-            "vector": torch.from_numpy(element.vector),
+            **Layout.of(masking.reduce, masking.cohort).sent(element.vector),
             "weight": weight,
             "metrics": dict(zip(sorted(reply.metrics), metrics, strict=True)),
         }
@@ -300,6 +298,7 @@ def _zeros(reduce: Mapping[str, Reducer]) -> dict[str, Tree]:
     return found
 
 
-def _unmasked(exchange: Exchange, masking: Masking) -> Exchange:
+def unmasked(exchange: Exchange) -> Exchange:
     """Return the exchange without the masking, as the client function gets it."""
-    return replace(exchange, masking=None, reduce=masking.reduce)
+    masking = exchange.masking
+    return exchange if masking is None else replace(exchange, masking=None, reduce=masking.reduce)

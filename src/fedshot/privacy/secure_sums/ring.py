@@ -3,6 +3,9 @@
 A part of a reply becomes the integers that its reducer adds (`FixedPoint`), modulo 2**64. Weight
 and metrics are floats; each is an integer multiple of 2**-1074, and is added modulo 2**1280. So the
 sum has the bits that it has without masks.
+
+Integers of a `Grid` are small. They are masked as the others, and sent modulo the least power of
+two that holds their sum: a mask modulo 2**64 is one modulo 2**m, too.
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ from fractions import Fraction
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from fedshot.core import tree
 from fedshot.core.tree import Tree
 from fedshot.data.dataset import Ints
+from fedshot.privacy.secure_sums.packed_integers import n_bytes, pack, unpack
 from fedshot.protocol.exchange import Reply
 from fedshot.protocol.reducers import (
     MAX_SUM,
@@ -67,6 +73,69 @@ class Element:
         self.add(Element(own, [int.from_bytes(one, "little") for one in scalars]), sign)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How the integers of an element are sent.
+
+    Args:
+        short: whether an integer is one of a grid, bool [n].
+        most: largest integer of the grid that a client adds.
+        bits: integers of the grid are sent modulo 2**bits, the others modulo 2**64.
+    """
+
+    short: NDArray[np.bool_]
+    most: int
+    bits: int
+
+    @classmethod
+    def of(cls, reduce: Mapping[str, Reducer], cohort: int) -> Layout:
+        """Return the layout for the parts of replies that `reduce` combines, as in `encode`."""
+        sums = _sums(reduce, cohort).values()
+        each = [
+            np.full(leaf.numel(), in_grid)
+            for part in sums
+            for in_grid, leaf in zip(part.in_grid, tree.leaves(part.total), strict=True)
+        ]
+        grids = [r.grid for r in reduce.values() if isinstance(r, Mean | Sum) and r.grid]
+        most, bits = max(((g.most, g.bits(cohort)) for g in grids), default=(0, 1))
+        return cls(np.concatenate([np.zeros(0, bool), *each]), most, bits)
+
+    def like(self) -> dict[str, torch.Tensor]:
+        """Return tensors of the form of those that `sent` returns."""
+        n = int(self.short.sum())
+        return {
+            "vector": torch.empty(len(self.short) - n, dtype=torch.int64, device="meta"),
+            "packed": torch.empty(n_bytes(n, self.bits), dtype=torch.uint8, device="meta"),
+        }
+
+    def sent(self, vector: Ints) -> dict[str, torch.Tensor]:
+        """Return integers, int64 [n], as they are sent."""
+        return {
+            "vector": torch.from_numpy(vector[~self.short]),
+            "packed": torch.from_numpy(pack(vector[self.short], self.bits)),
+        }
+
+    def received(self, sent: Mapping[str, torch.Tensor]) -> Ints:
+        """Return the integers that `sent` returned; those of a grid modulo 2**bits."""
+        found = np.empty(len(self.short), np.int64)
+        found[~self.short] = sent["vector"].numpy()
+        found[self.short] = unpack(sent["packed"].numpy(), int(self.short.sum()), self.bits)
+        return found
+
+    def summed(self, vector: Ints, clients: int) -> Ints:
+        """Return the sum of `clients` elements, from its integers modulo 2**bits and 2**64.
+
+        Raises ValueError if it is larger than a sum of valid replies can be.
+        """
+        half = 1 << (self.bits - 1)
+        signed = ((vector & (2 * half - 1)) ^ half) - half
+        found = np.where(self.short, signed, vector)
+        most = np.where(self.short, self.most * clients, MAX_SUM)
+        if ((found > most) | (found < -most)).any():
+            raise ValueError("the sum is larger than valid replies allow")
+        return found
+
+
 def to_bytes(scalar: int) -> torch.Tensor:
     """Return a scalar of an element as uint8 [160]."""
     return torch.tensor(list(scalar.to_bytes(SCALAR_BYTES, "little")), dtype=torch.uint8)
@@ -94,11 +163,6 @@ def encode(reduce: Mapping[str, Reducer], cohort: int, reply: Reply) -> Element:
     return Element(vector.numpy(), [_integer(value) for value in (weight, *metrics)])
 
 
-def n_integers(reduce: Mapping[str, Reducer]) -> int:
-    """Return the number of integers modulo 2**64 that a reply's parts become."""
-    return sum(len(part.integers()) for part in _sums(reduce, 1).values())
-
-
 def decode(
     reduce: Mapping[str, Reducer], cohort: int, metrics: Sequence[str], total: Element, clients: int
 ) -> tuple[dict[str, Tree], float, dict[str, float]]:
@@ -114,13 +178,13 @@ def decode(
     Raises ValueError if `total` is larger than a sum of valid replies can be.
     """
     weight, *values = (Fraction(_signed(scalar), _UNIT) for scalar in total.scalars)
-    large = (total.vector > MAX_SUM) | (total.vector < -MAX_SUM)
-    if not 0 < weight <= clients * MAX_WEIGHT or large.any():
+    if not 0 < weight <= clients * MAX_WEIGHT:
         raise ValueError("the sum is larger than valid replies allow")
+    vector = Layout.of(reduce, cohort).summed(total.vector, clients)
     parts, end = {}, 0
     for name, part in _sums(reduce, cohort).items():
         first, end = end, end + len(part.integers())
-        part.replace(torch.from_numpy(total.vector[first:end]), weight)
+        part.replace(torch.from_numpy(vector[first:end]), weight)
         parts[name] = part.result()
     means = {name: float(v) / float(weight) for name, v in zip(metrics, values, strict=True)}
     return parts, float(weight), means

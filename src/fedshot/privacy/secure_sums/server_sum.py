@@ -30,8 +30,9 @@ from fedshot.privacy.secure_sums.masks import (
     text,
 )
 from fedshot.privacy.secure_sums.neighbourhoods import needed, neighbourhoods
+from fedshot.privacy.secure_sums.public_ranges import PublicRanges
 from fedshot.privacy.secure_sums.requirements import needs_each
-from fedshot.privacy.secure_sums.ring import SCALAR_BYTES, Element, decode, from_bytes, n_integers
+from fedshot.privacy.secure_sums.ring import SCALAR_BYTES, Element, Layout, decode, from_bytes
 from fedshot.privacy.secure_sums.shamir import SECRET_BYTES, SHARE_BYTES, combine
 from fedshot.protocol.clients import reduce_replies
 from fedshot.protocol.exchange import (
@@ -60,10 +61,14 @@ class SecureSums:
             together can recover secrets of others.
         noise: the noise that clients add; None for none. With noise, the outcome's parts are sums
             in float64.
+        ranges: the ranges of compressed uploads; None if uploads are not compressed.
     """
 
-    def __init__(self, threshold: float, noise: ClientNoise | None = None) -> None:
-        self.threshold, self.noise = threshold, noise
+    def __init__(
+        self, threshold: float, noise: ClientNoise | None = None,
+        ranges: PublicRanges | None = None,
+    ) -> None:  # fmt: skip
+        self.threshold, self.noise, self.ranges = threshold, noise, ranges
 
     def __call__(self, fleet: Fleet, exchange: Exchange) -> Outcome:
         """Return the outcome. Raises ConfigError if the exchange does not only add replies."""
@@ -72,7 +77,10 @@ class SecureSums:
         for name, reducer in exchange.reduce.items():
             if not isinstance(reducer, Mean | Sum):
                 raise needs_each(exchange.work.method.name, exchange.work.name, name)
-        return _OneSum(fleet, exchange, self.threshold, self.noise).outcome()
+        if self.ranges is not None:
+            exchange = self.ranges.in_grids(exchange)
+        outcome = _OneSum(fleet, exchange, self.threshold, self.noise).outcome()
+        return outcome if self.ranges is None else self.ranges.updated(exchange, outcome)
 
 
 class _LostError(Exception):
@@ -169,7 +177,7 @@ class _OneSum:
         """
         exchange = self.exchange
         masking = Masking(frozenset(sent), len(exchange.to), exchange.reduce)
-        reduce = {MASKED: _MaskedReplies(n_integers(exchange.reduce))}
+        reduce = {MASKED: _MaskedReplies(Layout.of(exchange.reduce, masking.cohort))}
         got = reduce_replies(
             self.fleet, replace(exchange, to=tuple(sent), reduce=reduce, masking=masking)
         )
@@ -246,22 +254,22 @@ class _MaskedReplies(Reducer):
     """Adds masked replies with metrics of the same names.
 
     Args:
-        n: number of integers of a reply's parts.
+        layout: how the integers of a reply's parts are sent.
     """
 
-    def __init__(self, n: int) -> None:
-        self.n = n
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
 
     def start(self, cohort: int) -> _MaskedReplySums:
         """Begin the sums."""
         del cohort
-        return _MaskedReplySums()
+        return _MaskedReplySums(self.layout)
 
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
         """Return why this part cannot be added."""
         held: Any = part.get("metrics") if isinstance(part, Mapping) else None
         like = {
-            "vector": torch.empty(self.n, dtype=torch.int64, device="meta"),
+            **self.layout.like(),
             "weight": _bytes(SCALAR_BYTES),
             "metrics": {n: _bytes(SCALAR_BYTES) for n in held} if isinstance(held, Mapping) else {},
         }
@@ -271,13 +279,14 @@ class _MaskedReplies(Reducer):
 class _MaskedReplySums:
     """The sum of the masked replies, and their clients, by the names of the metrics."""
 
-    def __init__(self) -> None:
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
         self._sums: dict[Names, tuple[Element, list[int]]] = {}
 
     def add(self, client: int, part: Tree, weight: float) -> None:
         del weight
         names = tuple(sorted(part["metrics"]))
-        vector = part["vector"].numpy()
+        vector = self._layout.received(part)
         scalars = [part["weight"], *(part["metrics"][name] for name in names)]
         new = Element(vector, [from_bytes(scalar) for scalar in scalars])
         if names not in self._sums:
