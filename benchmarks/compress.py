@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -37,6 +38,14 @@ CASES: dict[str, dict[str, Any]] = {
     "topk up, int8 down": {"up": "topk", "down": "int8"},
     NO_FEEDBACK: {"up": "int4", "down": "int8", "error_feedback": False},
 }
+SECURE: dict[str, dict[str, Any]] = {
+    "secure sums": {},
+    "secure sums, int8 up": {"up": "int8"},
+    "secure sums, int4 up": {"up": "int4"},
+}
+"""Cases with secure sums, of the methods in `SECURE_METHODS` on CIFAR-FS."""
+
+SECURE_METHODS = ("fl_proto", "fedfsl_mi")
 ADAM = {"name": "adam", "lr": 0.001}
 METHODS: dict[str, dict[str, Any]] = {
     "fl_proto": {"method": {"name": "fl_proto", "local_steps": 5, "optimizer": ADAM}},
@@ -84,7 +93,8 @@ def trained(data: str, method: str, case: str, seed: int) -> dict[str, Any]:
     """Train one run, and return its result."""
     rounds, chosen = DATA[data]
     tree = merged(merged(SETTINGS, chosen), METHODS[method])
-    tree = merged(tree, {"seed": seed, "run": {"rounds": rounds[method]}, "compress": CASES[case]})
+    run_options = {"rounds": rounds[method], "secure_sums": case in SECURE}
+    tree = merged(tree, {"seed": seed, "run": run_options, "compress": (CASES | SECURE)[case]})
     with tempfile.TemporaryDirectory() as folder:
         run = Experiment(PreparedRun(Config.of(tree)), Path(folder) / "run")
         seconds = sum(record.seconds for record in run.run())
@@ -107,21 +117,24 @@ def key_of(row: dict[str, Any]) -> tuple[str, str, str, int]:
     return row["data"], row["method"], row["case"], row["seed"]
 
 
-def cells(found: list[dict[str, Any]], data: str, method: str) -> dict[str, dict[int, Any]]:
+def cells(
+    found: list[dict[str, Any]], data: str, method: str, cases: Iterable[str] = CASES
+) -> dict[str, dict[int, Any]]:
     """Return the results of a method by case and seed."""
     rows = [one for one in found if (one["data"], one["method"]) == (data, method)]
-    return {case: by_seed for case in CASES
+    return {case: by_seed for case in cases
             if (by_seed := {one["seed"]: one for one in rows if one["case"] == case})}  # fmt: skip
 
 
-def table(found: list[dict[str, Any]], data: str) -> None:
-    """Print the table of one data set: differences are paired with the runs without compression."""
+def table(found: list[dict[str, Any]], data: str, cases: Iterable[str] = CASES) -> None:
+    """Print the table of one data set: differences are paired with the runs of the first case."""
+    cases = [*cases]
     print("| " + " | ".join([data, "MB up", "MB down", "fewer bytes", "seeds", "accuracy, %",
                              "difference", "over episodes"]) + " |")  # fmt: skip
     print("|---" + "|---:" * 7 + "|")
     for method in METHODS:
-        by_case = cells(found, data, method)
-        plain = by_case.get(PLAIN, {})
+        by_case = cells(found, data, method, cases)
+        plain = by_case.get(cases[0], {})
         for case, runs in by_case.items():
             seeds = sorted(runs.keys() & plain.keys())
             pairs = [(runs[s], plain[s]) for s in seeds]
@@ -130,7 +143,7 @@ def table(found: list[dict[str, Any]], data: str) -> None:
             accuracy = 100 * fmean(mine["accuracy"] for mine, _ in pairs)
             row = [f"{method}, {case}", f"{up:.2f}", f"{down:.2f}", f"{fewer:.1f}",
                    str(len(seeds)), f"{accuracy:.1f}", "", ""]  # fmt: skip
-            if case != PLAIN:
+            if case != cases[0]:
                 over = [100 * (mine["accuracy"] - its["accuracy"]) for mine, its in pairs]
                 spread = f" ± {half_width(over):.1f}" if over[1:] else ""
                 episodes = [
@@ -182,8 +195,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="one of the methods")
     options = parser.parse_args()
     wanted = [] if options.data == "draw" else [
-        (options.data, method, case, seed) for seed in SEEDS for method in METHODS for case in CASES
+        (options.data, method, case, seed)
+        for seed in SEEDS for method in METHODS for case in (*CASES, *SECURE)
         if options.only in ("", method)
+        and (case in CASES or (options.data == "cifar_fs" and method in SECURE_METHODS))
     ]  # fmt: skip
     wanted.sort(key=lambda one: one[2] == NO_FEEDBACK)  # the others are compared first
     for one in wanted:
@@ -195,6 +210,7 @@ def main() -> None:
             print(*one, f"{100 * row['accuracy']:.2f}", row["seconds"], flush=True)
     for data in DATA:
         table(held(), data)
+    table(held(), "cifar_fs", SECURE)
     draw(held())
 
 
