@@ -22,8 +22,8 @@ from fedshot.protocol.reducers import Grid, Mean, Reducer, Sum
 HEADROOM = 2.0
 """A range divided by the mean of the clients' largest values in the last exchange.
 
-On a quadratic with 5 or 50 alike clients, 1 and 1.5 leave some clients' entries cut off, 2 does
-not, and more makes the steps coarser.
+After 150 rounds of 50 alike clients on a quadratic, with int8, 1 and 1.5 leave entries cut off, 2
+leaves only errors of rounding, and more makes the steps coarser.
 """
 
 
