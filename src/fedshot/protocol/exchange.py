@@ -142,8 +142,8 @@ class Exchange:
     `version` is (round, number of the exchange in that round): the version of the private states
     that this exchange produces. `phase` says whether its traffic counts as training or evaluation.
     `on_send` is called with each message to a client. `masking` asks for masked replies. `buffer`
-    is the number of replies that an asynchronous exchange waits for, whoever they come from; None:
-    one from each client of `to`.
+    is the number of replies that an asynchronous exchange waits for; None: one from each client of
+    `to`.
     """
 
     work: ClientWork
