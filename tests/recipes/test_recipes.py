@@ -629,6 +629,22 @@ def test_the_success_of_a_backdoor_is_a_column_beside_the_accuracy(tmp_path: Pat
     assert [line[at].strip() for line in lines] == ["75.0", ""]
 
 
+def test_the_zeros_of_a_model_are_columns_beside_the_accuracy(tmp_path: Path) -> None:
+    recipe, results = read("t", changed()), Results(tmp_path)
+    cell, other = recipe.cells("paper", ["proto/*"])
+    for seed, zeros in ((0, 0.3), (1, 0.4)):
+        one = facts(metrics={"loss": 1.0, "zeros": zeros, "near_zero": 0.5})
+        state = State(cell, result=results.add(cell, "paper", None, seed, one))
+    states = [state, State(other, result=results.add(other, "paper", None, 0, facts()))]
+    assert [one["zeros"] for one in json.loads(tables.as_json(states))] == [0.35, None]
+    for text in (
+        tables.as_text(recipe, "paper", states, width=200),
+        results_page.pages(tmp_path, {"t": recipe})["results/t.md"],
+    ):
+        assert re.search(r"35\.0\W+50\.0", text)
+        assert "Zeros: percent of the weights" in text
+
+
 def test_what_sets_seeds_apart_from_each_other_is_told(tmp_path: Path) -> None:
     cell = read("t", changed()).cells("paper")[0]
     results = Results(tmp_path)

@@ -207,7 +207,8 @@ def budget_marks(cell: Cell) -> list[str]:
     for place in sorted(before.keys() | now.keys()):
         old, new = (values.get(place, unset.get(place)) for values in (before, now))
         if old != new:
-            found.append(f"{place}: {_value(new)}, not {_value(old)}")
+            was = "not set with the budget paper" if old is None else f"not {_value(old)}"
+            found.append(f"{place}: {_value(new)}, {was}")
     return found
 
 

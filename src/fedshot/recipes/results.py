@@ -85,6 +85,7 @@ class _Seed(TypedDict):
     validation: list[Validated]
     faults: Whole
     skipped: Whole
+    metrics: NotRequired[dict[str, float]]
     made: list[TrainedPart]
     answered: NotRequired[list[TrainedPart]]
     followed: NotRequired[str]

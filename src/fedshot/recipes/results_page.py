@@ -32,15 +32,16 @@ from fedshot.recipes.results import CellResult, Results, command, row_of, valida
 from fedshot.recipes.runner import State, current
 from fedshot.recipes.scatter import with_scatter_data
 from fedshot.recipes.tables import (
-    BACKDOOR,
     Marks,
-    backdoor,
-    backdoor_note,
     class_means,
     difference,
     measure,
     ours,
     published,
+    share,
+    share_column,
+    share_notes,
+    shares,
     unfair,
 )
 from fedshot.reports.markup import plain, render_markdown
@@ -278,8 +279,8 @@ def _leaderboard(tables: _Tables, selection: Selection, linked: str) -> dict[str
 def _section(table: _Table, figures: str, linked: bool) -> dict[str, Any]:
     recipe, states, letters = table.recipe, table.states, Marks()
     own = [s for s in states if s.result and not s.result.first["queries"]]  # clients' own classes
-    about_backdoor = backdoor_note(states)
-    extra = ["over clients", "worst tenth"] * bool(own) + [BACKDOOR] * bool(about_backdoor)
+    held = shares(states)
+    extra = ["over clients", "worst tenth"] * bool(own) + [share_column(name) for name in held]
     lines = [_line(state, letters, table, linked, extra) for state in states]
     title = recipe.title_of(state.cell for state in states)
     return {
@@ -290,7 +291,7 @@ def _section(table: _Table, figures: str, linked: bool) -> dict[str, Any]:
         "extra": extra,
         "notes": letters.notes(),
         "unfair": unfair(states),
-        "captions": [*class_means(states), *about_backdoor],
+        "captions": [*class_means(states), *share_notes(held)],
         "figures": _figures(recipe, table.variant, states, figures),
         "commands": [Markup(text) for text in _commands(recipe, states)],
         "made": _made(states),
@@ -321,12 +322,12 @@ def _line(
         seconds(fmean([one["seconds"] for one in every])),
         letters.of(marks(state.cell, result)),
     ]
-    shown = {BACKDOOR: backdoor(state)}
+    shown = {share_column(name): share(state, name) for name in shares([state])}
     for name, key in (("over clients", "spread"), ("worst tenth", "worst_tenth")):
         if name in extra:
             found = [one["test"][key] for one in every]
             shown[name] = "-" if None in found else f"{100 * fmean(found):.2f}"
-    line[7:7] = [shown[name] for name in extra]
+    line[7:7] = [shown.get(name, "") for name in extra]
     return line
 
 

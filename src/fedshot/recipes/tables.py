@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
+from fedshot.config import settings as trees
 from fedshot.core.text import percent, printable, signed
 from fedshot.recipes.plan import comparable, marks
 from fedshot.recipes.recipe import Recipe
@@ -23,12 +24,26 @@ from fedshot.recipes.tuning import SEED
 from fedshot.reports.table import add_row, grid, plain_text
 
 _COLUMNS = ("method", "setting", "published", "ours ± 95 %", "difference", "seeds", "marks")
-BACKDOOR = "backdoor succeeds"
-"""Column of a table in which a cell has a backdoor."""
-_BACKDOOR_NOTE = (
-    "Backdoor: percent of the queries of other classes, with the trigger, that are predicted to be "
-    "of the attacker's class."
-)
+_SHARES = {
+    "backdoor": (
+        "attack.backdoor",
+        "backdoor succeeds",
+        "Backdoor: percent of the queries of other classes, with the trigger, that are predicted "
+        "to be of the attacker's class.",
+    ),
+    "zeros": (
+        "metrics.zeros",
+        "zeros",
+        "Zeros: percent of the weights that are exactly 0 after the last round, mean over clients.",
+    ),
+    "near_zero": (
+        "metrics.near_zero",
+        "below 0.001",
+        "Below 0.001: percent of the weights whose magnitude is below 0.001 after the last round, "
+        "zeros included.",
+    ),
+}
+"""Shares that some cells have -> their place in a seed's facts, column of the table, and note."""
 
 
 class Marks:
@@ -56,15 +71,13 @@ def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
     `variant` names budget and tuning, such as "small-tune4". `states` are the cells with their
     results.
     """
-    letters = Marks()
-    attacked = bool(backdoor_note(states))
-    rows = [(state, cells(state, letters, attacked=attacked)) for state in states]
+    letters, extra = Marks(), shares(states)
+    rows = [(state, cells(state, letters, extra)) for state in states]
     caption = [f"{printable(measure(recipe, states))}.", *_data(states), *class_means(states)]
-    caption += backdoor_note(states)
-    caption += [*letters.notes(), *unfair(states)]
+    caption += [*share_notes(extra), *letters.notes(), *unfair(states)]
     title = f"{printable(recipe.title_of(state.cell for state in states))}, budget "
     title += variant.replace("-tune", ", trials ")
-    columns = (*_COLUMNS[:-1], *[BACKDOOR] * attacked, _COLUMNS[-1])
+    columns = (*_COLUMNS[:-1], *map(share_column, extra), _COLUMNS[-1])
     found = grid(columns, ("method", "setting", "marks"), title, caption)
     for _, group in groupby(rows, key=lambda row: row[0].cell.row.key):
         for _, texts in group:
@@ -73,10 +86,10 @@ def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
     return found
 
 
-def cells(state: State, letters: Marks, *, attacked: bool = False) -> tuple[str, ...]:
+def cells(state: State, letters: Marks, extra: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the line of a cell of a recipe in the table for a terminal: a text for each column.
 
-    `letters` assigns letters to the cell's notes; `attacked` adds the column `BACKDOOR`.
+    `letters` assigns letters to the cell's notes; `extra` names the shares that have a column.
     """
     cell = state.cell
     return (
@@ -86,7 +99,7 @@ def cells(state: State, letters: Marks, *, attacked: bool = False) -> tuple[str,
         ours(state),
         difference(state),
         str(len(state.result.seeds)) if state.result else "",
-        *[backdoor(state)] * attacked,
+        *[share(state, name) for name in extra],
         letters.of(_notes(state)),
     )
 
@@ -150,24 +163,31 @@ def difference(state: State) -> str:
     return signed(100 * state.result.score["accuracy"] - state.cell.published)
 
 
-def backdoor(state: State) -> str:
-    """Return the success rate of a cell's backdoor in percent; "" if it was not measured."""
-    share = _backdoor(state)
-    return "" if share is None else f"{100 * share:.1f}"
+def shares(states: Sequence[State]) -> list[str]:
+    """Return the names of the shares that a cell has: each is a column of the table."""
+    return [name for name in _SHARES if any(_share(state, name) is not None for state in states)]
 
 
-def backdoor_note(states: Sequence[State]) -> list[str]:
-    """Return a line on what the column `BACKDOOR` shows, in a list; [] if no cell has a value."""
-    return [_BACKDOOR_NOTE] if any(map(backdoor, states)) else []
+def share_column(name: str) -> str:
+    """Return the heading of a share's column."""
+    return _SHARES[name][1]
 
 
-def _backdoor(state: State) -> float | None:
-    """Return the share of queries with a trigger that are predicted as the attacker's class.
+def share_notes(names: Iterable[str]) -> list[str]:
+    """Return a line for each share, which says what its column shows."""
+    return [_SHARES[name][2] for name in names]
 
-    It is the mean over seeds; None if it was not measured.
-    """
-    shares = [one.get("attack", {}).get("backdoor") for one in state.finished]
-    known = [share for share in shares if share is not None]
+
+def share(state: State, name: str) -> str:
+    """Return a share of a cell in percent; "" if it was not measured."""
+    found = _share(state, name)
+    return "" if found is None else f"{100 * found:.1f}"
+
+
+def _share(state: State, name: str) -> float | None:
+    """Return a share of a cell, its mean over seeds; None if it was not measured."""
+    every = [trees.at(one, _SHARES[name][0]) for one in state.finished]
+    known = [one for one in every if one is not None]
     return fmean(known) if known else None
 
 
@@ -240,7 +260,7 @@ def _values(state: State) -> dict[str, Any]:
         "interval": score.get("interval"),
         "worst_tenth": score.get("worst_tenth"),
         "spread": score.get("spread"),
-        "backdoor": _backdoor(state),
+        **{name: _share(state, name) for name in _SHARES},
         "seeds": sorted(state.result.seeds) if state.result else [],
         "marks": _notes(state),
         "obstacle": state.obstacle and state.obstacle.kind,
