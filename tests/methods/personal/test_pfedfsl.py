@@ -331,6 +331,22 @@ def test_soft_thresholding_is_the_minimum_of_its_proximal_problem() -> None:
     assert every["body"]["norm1"]["weight"].tolist() == [0.0]
 
 
+@pytest.mark.parametrize(("steps", "zeros"), [(2500, 0.30), (417, 0.05)])
+def test_the_penalty_alone_zeroes_as_many_weights_as_there_are_steps(
+    steps: int, zeros: float
+) -> None:
+    """Weights uniform in +-1/24, as in torch's 64 filters of 64 channels; the paper's iota.
+
+    500 rounds have 2,500 steps of a client, and 417 where 5 of 30 clients take part.
+    """
+    w = {"weight": torch.linspace(-1 / 24, 1 / 24, 10_001, dtype=torch.float64)}
+    opt, still = SoftThreshold(Optimizer("sgd", 0.01), 5e-4), tree.zeros_like(w)
+    state = opt.init(w)
+    for _ in range(steps):
+        w, state = opt.update(still, state, w)
+    assert float((w["weight"] == 0).double().mean()) == pytest.approx(zeros, abs=1e-3)
+
+
 def test_the_penalty_is_on_batch_norm_only_where_it_is_asked_for(tmp_path: Path) -> None:
     group = Group(method(model=CONV), tmp_path)
     batch, seed = sample(group), Key(0).tensor()
