@@ -632,11 +632,17 @@ def test_the_success_of_a_backdoor_is_a_column_beside_the_accuracy(tmp_path: Pat
 def test_the_zeros_of_a_model_are_columns_beside_the_accuracy(tmp_path: Path) -> None:
     recipe, results = read("t", changed()), Results(tmp_path)
     cell, other = recipe.cells("paper", ["proto/*"])
-    for seed, zeros in ((0, 0.3), (1, 0.4)):
+    dense = facts(metrics={"zeros": 0.005, "near_zero": 0.5})
+    states = [State(cell, result=results.add(cell, "paper", None, 2, dense))]
+    assert "zeros" not in tables.as_text(recipe, "paper", states).lower(), "no model is sparse"
+    for seed, zeros in ((0, 0.3), (1, 0.4), (2, 0.35)):
         one = facts(metrics={"loss": 1.0, "zeros": zeros, "near_zero": 0.5})
         state = State(cell, result=results.add(cell, "paper", None, seed, one))
     states = [state, State(other, result=results.add(other, "paper", None, 0, facts()))]
-    assert [one["zeros"] for one in json.loads(tables.as_json(states))] == [0.35, None]
+    assert [one["zeros"] for one in json.loads(tables.as_json(states))] == [
+        pytest.approx(0.35),
+        None,
+    ]
     for text in (
         tables.as_text(recipe, "paper", states, width=200),
         results_page.pages(tmp_path, {"t": recipe})["results/t.md"],

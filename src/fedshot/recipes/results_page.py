@@ -322,12 +322,12 @@ def _line(
         seconds(fmean([one["seconds"] for one in every])),
         letters.of(marks(state.cell, result)),
     ]
-    shown = {share_column(name): share(state, name) for name in shares([state])}
+    shown = {share_column(name): share(state, name) for name in shares(table.states)}
     for name, key in (("over clients", "spread"), ("worst tenth", "worst_tenth")):
         if name in extra:
             found = [one["test"][key] for one in every]
             shown[name] = "-" if None in found else f"{100 * fmean(found):.2f}"
-    line[7:7] = [shown.get(name, "") for name in extra]
+    line[7:7] = [shown[name] for name in extra]
     return line
 
 

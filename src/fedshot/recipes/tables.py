@@ -44,6 +44,7 @@ _SHARES = {
     ),
 }
 """Shares that some cells have -> their place in a seed's facts, column of the table, and note."""
+_SPARSE = 0.01  # share of zeros that only a sparse model has; biases that never moved have less
 
 
 class Marks:
@@ -164,8 +165,16 @@ def difference(state: State) -> str:
 
 
 def shares(states: Sequence[State]) -> list[str]:
-    """Return the names of the shares that a cell has: each is a column of the table."""
-    return [name for name in _SHARES if any(_share(state, name) is not None for state in states)]
+    """Return the names of the shares that a cell has: each is a column of the table.
+
+    Shares of weights have columns only if a cell has a sparse model, with 1 % of zeros or more.
+    """
+    sparse = any((_share(state, "zeros") or 0) >= _SPARSE for state in states)
+    return [
+        name
+        for name in _SHARES
+        if (sparse or name == "backdoor") and any(_share(s, name) is not None for s in states)
+    ]
 
 
 def share_column(name: str) -> str:
