@@ -257,6 +257,16 @@ def test_a_papers_recipe_leaves_nothing_to_defaults(name: str) -> None:
     assert all(needs <= row.keys() for row in held.get("rows", {}).values())
 
 
+def test_the_recipes_of_fedfsls_two_tables_differ_in_their_data_alone() -> None:
+    mini, fc100 = load("fedfsl-mini"), load("fedfsl-fc100")
+    assert mini.columns == fc100.columns
+    assert {k: row.settings for k, row in mini.rows.items()} == {
+        k: row.settings for k, row in fc100.rows.items()
+    }
+    for budget in ("paper", "head"):
+        assert mini.budget(budget) == fc100.budget(budget)
+
+
 def test_a_row_cannot_have_data_clients_or_tests_of_its_own() -> None:
     for place, own in (
         ("partition.clients", {"partition": {"clients": 3}}),
