@@ -146,6 +146,21 @@ def test_difference_names_the_first_departure(other: Any, text: str | None) -> N
     assert found == text if text is None else found is not None and found.startswith(text)
 
 
+def test_trees_with_tuples_differ_by_type_length_and_leaves() -> None:
+    def alike(**change: Any) -> bool:
+        return tree.difference(NESTED, NESTED | change) is None
+
+    pair = NESTED["a"]
+    assert alike()
+    assert alike(a=Pair(-pair.w, pair.b), m=tuple(NESTED["m"]))
+    assert not alike(a=tuple(pair))
+    assert not alike(a=Pair(pair.w[0], pair.b))
+    assert not alike(a=Pair(pair.w, {"other": torch.tensor(1)}))
+    assert not alike(m=NESTED["m"][:1])
+    assert not alike(m=(*NESTED["m"], torch.ones(1)))
+    assert not alike(m=Pair(*NESTED["m"]))
+
+
 def test_arithmetic_leaves_its_arguments_alone() -> None:
     before = tree.digest(NESTED["a"].w)
     a, b = {"w": NESTED["a"].w}, {"w": torch.full((2, 2), 3.0)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,68 @@ def test_a_damaged_version_is_refused_by_name(store: PrivateStore) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"000001/r000001-00\.safetensors is damaged"):
         store.load(1, LATE)
+
+
+def test_a_byte_changed_anywhere_in_a_sealed_state_is_detected(store: PrivateStore) -> None:
+    store.save(1, (1, 0), state(1) | {"n": torch.tensor(7)})
+    sha = store.seal(1, [])
+    path = store.folder / "000001" / "r000001-00.safetensors"
+    whole = path.read_bytes()
+    again = PrivateStore(store.folder)
+    again.rewind(1, sha)
+    name = whole.index(b"notes")  # without its name, an empty text has no effect
+    for n in set(range(len(whole))) - set(range(name, name + 5)):
+        path.write_bytes(whole[:n] + bytes([whole[n] ^ 16]) + whole[n + 1 :])
+        with pytest.raises(CheckpointError, match=r"client 1 "):
+            again.load(1, LATE)
+    path.write_bytes(whole)
+    assert value(again, 1) == 1.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_order_of_operations_keeps_what_may_be_read(store: PrivateStore, seed: int) -> None:
+    """The model is a dict for each committed round, and one of what was written after the last."""
+    rng = random.Random(seed)
+    sealed: dict[int, tuple[str, dict[int, float]]] = {0: (store.seal(0, []), {})}
+    pending: dict[tuple[int, tuple[int, int]], float] = {}
+    for round in range(1, 20):
+        for step in range(rng.randrange(3)):
+            for client in rng.sample(range(5), 3):
+                pending[client, (round, step)] = rng.random()
+                store.save(client, (round, step), state(pending[client, (round, step)]))
+                if rng.random() < 0.2:
+                    store.drop(client, (round, step))
+                    del pending[client, (round, step)]
+        last = max(sealed)
+        match rng.choice(["seal", "seal", "void", "rewind", "restart", "nothing"]):
+            case "seal":
+                keep = rng.sample(sorted(sealed), rng.randrange(len(sealed) + 1))
+                done = sealed[last][1] | {c: held for (c, _), held in sorted(pending.items())}
+                sealed = {r: sealed[r] for r in keep} | {round: (store.seal(round, keep), done)}
+                pending.clear()
+            case "void":
+                store.void(round)
+                pending = {key: held for key, held in pending.items() if key[1][0] != round}
+            case "rewind":
+                target = rng.choice(sorted(sealed))
+                store = PrivateStore(store.folder)
+                store.rewind(target, sealed[target][0])
+                sealed = {r: held for r, held in sealed.items() if r <= target}
+                pending.clear()
+            case "restart":
+                store = PrivateStore(store.folder)
+                store.open(last, sealed[last][0])
+                store.recover()
+        now = sealed[max(sealed)][1] | {c: held for (c, _), held in sorted(pending.items())}
+        assert {c: value(store, c) for c in range(5)} == pytest.approx(
+            {c: now.get(c) for c in range(5)}
+        )
+        for r, (sha, then) in sealed.items():
+            reader = PrivateStore(store.folder)
+            reader.open(r, sha)
+            assert {c: value(reader, c, (r, 99)) for c in range(5)} == pytest.approx(
+                {c: then.get(c) for c in range(5)}
+            )
 
 
 def test_the_hash_covers_contents_and_not_the_order_of_writing(tmp_path: Path) -> None:

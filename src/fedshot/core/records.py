@@ -12,6 +12,7 @@ import errno
 import json
 import reprlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -58,11 +59,21 @@ def content(path: Path, most: int | None = _MOST_BYTES, fix: str = COPY) -> byte
         CheckpointError: the path is a folder, a pipe or a device, or the file is larger.
         OSError: the file does not exist, or cannot be read.
     """
-    try:
+    with refusing(path, fix):
         return read_regular(path, most)
+
+
+@contextmanager
+def refusing(path: Path, fix: str = COPY) -> Iterator[None]:
+    """Raise CheckpointError in place of the OSError for a folder, a pipe, or too large a file.
+
+    `fix` is as in `read`; other errors of reading name the file afterwards.
+    """
+    try:
+        yield
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EISDIR, errno.EFBIG):
-            raise
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise CheckpointError(f"{path} cannot be read ({error.strerror}). {fix}.") from None
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 Tree: TypeAlias = Any
 
 _SMALL = 2**20  # elements; for larger leaves, copying takes longer than starting the copy
+_OF_NUMPY = (torch.float32, torch.float64, torch.int64, torch.uint8)  # views of others are slower
 _BRANCHES = (dict, tuple, Mapping)  # Mapping last: checking for it is slow
 
 
@@ -149,6 +150,9 @@ def _fill(like: Tree, ordered: Iterator[Tensor]) -> Tree:
         return next(ordered)
     if type(like) is dict:
         return {name: _fill(like[name], ordered) for name in sorted(like, key=str)}
+    if isinstance(like, tuple):
+        parts = [_fill(part, ordered) for part in like]
+        return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
     return map(lambda _: next(ordered), like)
 
 
@@ -199,12 +203,18 @@ def difference(like: Tree, other: Tree) -> str | None:
 def _equal_form(like: Tree, other: Tree) -> bool:
     """Quick test for `difference`: True only if names, shapes and dtypes of two trees agree.
 
-    False may also mean that the trees have other containers than dicts, or unusual names.
+    False may also mean that the trees hold other containers than dicts and tuples, or odd names.
     """
     if isinstance(like, Tensor):
         return isinstance(other, Tensor) and (like.shape, like.dtype) == (other.shape, other.dtype)
+    if type(like) is not type(other):
+        return False
+    if isinstance(like, tuple):
+        return len(like) == len(other) and all(
+            _equal_form(part, given) for part, given in zip(like, other, strict=True)
+        )
     return (
-        type(like) is type(other) is dict
+        type(like) is dict
         and like.keys() == other.keys()
         and all(_is_name(name) and _equal_form(part, other[name]) for name, part in like.items())
     )
@@ -282,10 +292,23 @@ def digest(tree: Tree) -> str:
 
 def digest_of(named: Iterable[tuple[str, Tensor]]) -> str:
     """Return the `digest` of leaves named by path."""
+    return digest_of_bytes(
+        (path, form(leaf), memory(leaf.detach().cpu().contiguous())) for path, leaf in named
+    )
+
+
+def digest_of_bytes(named: Iterable[tuple[str, str, memoryview]]) -> str:
+    """Return the `digest` of leaves given as (path, `form`, `memory`)."""
     sha = hashlib.sha256()
-    for path, leaf in sorted(named, key=lambda item: item[0]):
-        sha.update(f"{path}:{form(leaf)};".encode())
-        if leaf.numel():  # an empty tensor may have strides that cannot be viewed as bytes
-            flat = leaf.detach().cpu().contiguous().view(-1)
-            sha.update(flat.view(torch.uint8).numpy().tobytes())
+    for path, kind, values in sorted(named, key=lambda item: item[0]):
+        sha.update(f"{path}:{kind};".encode())
+        sha.update(values)
     return sha.hexdigest()
+
+
+def memory(leaf: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the CPU that does not require a gradient."""
+    if not leaf.numel():  # an empty tensor may have strides that cannot be viewed as bytes
+        return memoryview(bytearray())
+    flat = leaf if leaf.dtype in _OF_NUMPY else leaf.view(-1).view(torch.uint8)
+    return flat.numpy().reshape(-1).data

@@ -28,7 +28,7 @@ from fedshot.fleets.liars import Liars
 from fedshot.fleets.private import PrivateStore
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, PerClient, Reply
 from fedshot.protocol.method import Method
-from fedshot.protocol.reducers import NOT_FINITE
+from fedshot.protocol.reducers import NOT_FINITE, all_finite
 
 _MEMORY = "compress.memory"  # beside the private state in a file: the errors of compression
 
@@ -171,16 +171,15 @@ class Host:
         sent = reply._replace(up=tree.detach(dict(reply.up)), private={})
         if self.liars is not None:
             sent = self.liars.reply(exchange, client, call.down, sent)
-        state = tree.detach(reply.private)
+        state = reply.private
         if self.compressing is not None and exchange.phase == "train":
             remembers = self.compressing.options.remembers
             memory = self._memory(client, exchange.version) if remembers else {}
             up, memory = self.compressing.upload(exchange, client, sent, memory)
             sent = sent._replace(up=up)
             state = {"private": state, _MEMORY: memory} if memory else state
-        if exchange.phase == "train" and tree.leaves(state):
-            leaves = [leaf for leaf in tree.leaves(state) if leaf.is_floating_point()]
-            if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves):
+        if exchange.phase == "train" and (leaves := tree.leaves(state)):
+            if not all_finite(leaves):
                 return Arrival(client, None, Fault("refused", f"its private state {NOT_FINITE}"))
             self.store.save(client, exchange.version, state)
         return Arrival(client, sent)

@@ -12,7 +12,7 @@ checkpoint holds the hash of the index, so a resumed run detects missing, old or
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -52,6 +52,14 @@ class Index:
             return _NONE
         round, step = self.versions[at].tolist()
         return round, step
+
+    def versions_of(self, clients: Sequence[int]) -> list[Version]:
+        """Return the version of each client's state; (-1, -1) for a client that has none."""
+        wanted = torch.tensor(clients, dtype=torch.int64)
+        has = torch.isin(wanted, self.clients)
+        found = torch.full((len(wanted), 2), -1, dtype=torch.int32)
+        found[has] = self.versions[torch.searchsorted(self.clients, wanted[has])]
+        return [(round, step) for round, step in found.tolist()]
 
     def put(self, newest: Mapping[int, tuple[Version, str]]) -> None:
         """Set the version and hash of some clients' newest states."""
@@ -120,7 +128,8 @@ class PrivateStore:
     def save(self, client: int, version: Version, state: object) -> None:
         """Write a version of a client's state; `seal` commits it."""
         path = self._path(client, version)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
         sha = storage.write(path, state, sync=False)
         with self._lock:
             self._pending.setdefault(client, {})[version] = sha
@@ -228,15 +237,15 @@ class PrivateStore:
             for version, sha in versions.items()
         )
 
-    def _prune(self, clients: Collection[int], keep: Collection[int]) -> None:
+    def _prune(self, clients: Sequence[int], keep: Collection[int]) -> None:
         """Delete indexes of rounds not kept, and versions of `clients` that no index needs."""
         for path in self.folder.glob("index-*"):
             found = _INDEX.fullmatch(path.name)
             if found and int(found[1]) not in {*keep, self._sealed}:
                 path.unlink()
         kept = [self._read_index(r)[0] for r in keep if self._index(r).exists()]
-        for client in clients:
-            needed = {index.version(client) for index in (self._now, *kept)}
+        versions = (index.versions_of(clients) for index in (self._now, *kept))
+        for client, *needed in zip(clients, *versions, strict=True):
             for path in self._folder(client).iterdir():
                 found = _STATE.fullmatch(path.name)
                 if found and (int(found[1]), int(found[2])) not in needed:

@@ -240,6 +240,12 @@ def _fault(like: Tree, part: Tree, limit: float | None) -> str | None:
     return None
 
 
+def all_finite(leaves: list[Tensor]) -> bool:
+    """Whether all values of dense tensors on the CPU are finite."""
+    floats = [leaf for leaf in leaves if leaf.is_floating_point()]
+    return _small(floats, math.inf) or all(bool(leaf.isfinite().all()) for leaf in floats)
+
+
 def _small(leaves: list[Tensor], limit: float) -> bool:
     """Whether no |x| exceeds the limit; False also if the kernel does not support the leaves."""
     if not all(map(is_plain, leaves)) or not tensors.plain_floats(*leaves):

@@ -127,7 +127,7 @@ def kept(n: int, words: tuple[int, int], threshold: int, value: float) -> Tensor
 def largest(leaves: Iterable[Tensor]) -> float:
     """Return the largest |x| of float32 tensors: inf or NaN if they contain one, 0 if empty."""
     found = ctypes.c_uint32()
-    plain = [leaf.contiguous() for leaf in leaves]
+    plain = [_dense(leaf) for leaf in leaves]
     at = array("q", [leaf.data_ptr() for leaf in plain])
     sizes = array("q", [leaf.numel() for leaf in plain])
     where = (address(at), address(sizes))
