@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedshot.core import tree
 from fedshot.core.tree import Tree
-from fedshot.protocol.reducers import Gather, Mean, Reducer, Sum
+from fedshot.protocol.reducers import Gather, Mean, Reducer, Sum, all_finite
 
 F64 = torch.zeros(3, dtype=torch.float64)
 LIMIT = 2.0**16
@@ -289,3 +289,19 @@ def test_gather_with_a_form_refuses_other_forms() -> None:
     assert Gather(F64).fault(0, torch.ones(4), 1.0) == ". is float32[4], expected float64[3]"
     assert Gather().fault(0, torch.ones(4), 1.0) is None
     assert Gather().fault(0, {"x": [1.0]}, 1.0) is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_value_that_is_not_finite_is_found_in_any_leaf(
+    dtype: torch.dtype, value: float
+) -> None:
+    pixels = torch.zeros(1, 2, 2, 2, dtype=dtype).to(memory_format=torch.channels_last)
+    leaves = [torch.tensor(7), torch.full((3,), 1e38, dtype=dtype), pixels, torch.zeros(0)]
+    assert all_finite(leaves)
+    for leaf in leaves[1:3]:
+        was = leaf.clone()
+        leaf[(-1,) * leaf.dim()] = value
+        assert not all_finite(leaves)
+        leaf.copy_(was)
+    assert all_finite(leaves)
