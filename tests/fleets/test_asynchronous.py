@@ -215,11 +215,28 @@ def test_a_discarded_round_keeps_earlier_replies(tmp_path: Path) -> None:
     (third,) = fleet.replies(exchange(3, ONE + 1, (), 1))
     assert (third.client, fleet.now) == (1, 3.25)
     fleet.void(3)
+    fleet.now = 5.0  # time does not go back to that of the reply
     assert not fleet.online([1])
     (again,) = fleet.replies(exchange(4, ONE + 1, (), 1))
-    assert (again.client, again.reply and again.reply.metrics["staleness"], fleet.now) == (
-        1, 3, 3.25,
-    )  # fmt: skip
+    stale = again.reply and again.reply.metrics["staleness"]
+    assert (again.client, stale, fleet.now) == (1, 3, 5.0)
+
+
+def test_old_statistics_are_approached_and_not_added(tmp_path: Path) -> None:
+    fleet = clock(tmp_path, 2, 1)
+    reduce = {"w": Mean(ONE, of_statistics=True)}
+    fleet.online(range(2))
+    (first,) = fleet.replies(exchange(1, ONE + 100, (0, 1), 1, reduce=reduce))
+    assert (first.client, first.reply and first.reply.up["w"].item()) == (0, 1.0)
+    sha = fleet.save(1, ())
+    restarted = clock(tmp_path, 2, 1)
+    restarted.load(1, sha)
+    for one in (fleet, restarted):
+        one.online([1])
+        (stale,) = one.replies(exchange(2, ONE + 40, (), 1, reduce=reduce))
+        assert stale.reply is not None
+        # The client's statistics are 102, and the server's are now 40.
+        assert stale.reply.up["w"].item() == pytest.approx((102 - 40) / 2**0.5)
 
 
 def test_a_client_that_goes_offline_is_lost_and_frees_its_place(tmp_path: Path) -> None:
@@ -227,21 +244,22 @@ def test_a_client_that_goes_offline_is_lost_and_frees_its_place(tmp_path: Path) 
     trace = Availability(windows[:, 0].astype(np.int64), windows[:, 1], windows[:, 2])
     fleet = clock(tmp_path, 3, 3, trace=trace)
     assert list(fleet.online(range(9))) == [0, 4, 5]
-    # 0 takes 1 s, 5 takes 2.25 s, 4 takes 10 s and is online for 5 s; 6 takes 4.5 s, from 2.25.
+    # 0 takes 1 s, 5 takes 2.25 s, 4 takes 10 s and is online for 5 s; 6 takes 4.5 s, from 2.
     arrivals = list(fleet.replies(exchange(1, ONE + 1, (0, 4, 5), 3)))
     assert [(a.client, a.fault and a.fault.kind) for a in arrivals] == [
         (0, None), (5, None), (4, "lost"), (6, None),
     ]  # fmt: skip
-    assert (fleet.now, fleet.to_start) == (6.75, 3)
+    assert (fleet.now, fleet.to_start) == (6.5, 3)
 
 
-def test_the_server_waits_within_a_round_until_a_client_is_online(tmp_path: Path) -> None:
-    windows = np.array([[0, 0, 50], [1, 30, 50]], dtype=np.float64)
+@pytest.mark.parametrize("opens", [0.5, 30.0])
+def test_a_free_place_is_filled_as_soon_as_a_client_is_online(tmp_path: Path, opens: float) -> None:
+    windows = np.array([[0, 0, 50], [1, opens, 50]], dtype=np.float64)
     trace = Availability(windows[:, 0].astype(np.int64), windows[:, 1], windows[:, 2])
     fleet = clock(tmp_path, 3, 3, trace=trace)
-    assert list(fleet.online(range(2))) == [0]
+    assert list(fleet.online(range(3))) == [0]
     assert [a.client for a in fleet.replies(exchange(1, ONE + 1, (0,), 3))] == [0, 1]
-    assert fleet.now == 33.25  # both have replied, and nobody else can
+    assert fleet.now == opens + 3.25  # client 2 is never online, so the round ends
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fedshot.core import tree
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.runs.experiment import Experiment
 from fedshot.use.trained import TrainedRun
@@ -26,8 +27,6 @@ def times(made: Experiment) -> list[tuple[Any, Any]]:
 
 
 def server(made: Experiment) -> str:
-    from fedshot.core import tree
-
     return tree.digest_of(tree.items(made.server))
 
 
@@ -129,6 +128,19 @@ def test_asynchronous_rounds_resume_to_the_bit_on_every_fleet(tmp_path: Path) ->
             made = finished(folder, method, options, {"run": fleet})
             assert (times(made), server(made)) == (times(whole), server(whole))
         assert TrainedRun(whole.folder).round == whole.best_round
+
+
+def test_statistics_of_batch_norm_stay_positive(tmp_path: Path) -> None:
+    conv = {
+        "model": {"backbone": {"name": "conv4", "width": 4}},
+        "method": {"name": "fl_proto", "local_steps": 10},
+        "run": {"rounds": 6, "cohort": 6},
+    }
+    made = finished(tmp_path, conv, clocked(**FEDBUFF))
+    assert max(r["metrics"]["staleness"] for r in made.recorder.records()[1:]) > 1
+    stats = dict(tree.items(made.server.stats))  # type: ignore[attr-defined]
+    assert all(bool((leaf > 0).all()) for path, leaf in stats.items() if path.endswith("var"))
+    assert any(path.endswith("var") for path in stats)
 
 
 def test_one_client_at_a_time_is_a_synchronous_run(tmp_path: Path) -> None:

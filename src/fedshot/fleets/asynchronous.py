@@ -5,9 +5,11 @@ w <- w + eta_g / K sum_i s(tau_i) Delta_i, over the K replies in the buffer.
 Symbols: K wait_for; Delta_i a client's change of the model that it has received; tau_i its
 staleness, the rounds that have ended since then; s(tau) = (1 + tau)^-staleness.
 Departures from the paper: the sum is weighted as in the method, by sum_i n_i s(tau_i) Delta_i / n,
-where n is the sum of the n_i; the method's server step takes the place of eta_g. A client replies
-at most once in a round. Private states change when a client starts, so an evaluation may use the
-personal model of a client that has not replied yet. A skipped round counts in tau_i.
+where n is the sum of the n_i; the method's server step takes the place of eta_g. An old change of
+running statistics is not added: they move by s(tau) of the way to the client's, so that variances
+stay positive. A client replies at most once in a round. Private states change when a client starts,
+so an evaluation may use the personal model of a client that has not replied yet. A skipped round
+counts in tau_i.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from fedshot.core import records, storage, tree
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.records import COPY, Whole
 from fedshot.core.seeds import Key
+from fedshot.core.tree import Tree
 from fedshot.fleets.clock import Clock
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, PerClient, Reply
 from fedshot.protocol.reducers import Mean, Reducer
@@ -45,6 +48,7 @@ class _InFlight:
     end: float  # seconds since the start of the run
     reply: Reply | None
     fault: Fault | None
+    received: Tree  # by name, the running statistics that the client has received
 
 
 class Asynchronous(Clock):
@@ -71,7 +75,7 @@ class Asynchronous(Clock):
         self._population: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._asked: list[int] = []  # in this round
         self._replying: set[int] = set()  # of those, clients that have replied or will
-        self._ended: dict[int, _InFlight] = {}  # in this round, of clients from earlier rounds
+        self._ended: dict[int, _InFlight] = {}  # in this round
 
     @property
     def to_start(self) -> int:
@@ -116,26 +120,29 @@ class Asynchronous(Clock):
                 if not waiting:
                     return
                 client, took, arrival = waiting.popleft()
-                one = self._in_flight[client] = self._begun(round, took, arrival)
+                one = self._in_flight[client] = self._begun(exchange, took, arrival)
                 if one.reply is not None:
                     self._replying.add(client)
                 heapq.heappush(ends, (one.end, round, client))
 
         start()
         held = 0
-        while held < self.buffer and (ends or self._wait()):
-            if not ends:
+        while held < self.buffer:
+            later = self._next_online()
+            if later is not None and (not ends or later < ends[0][0]):
+                self.now = later
                 start()
                 continue
-            self.now, started, client = heapq.heappop(ends)
-            one = self._in_flight.pop(client)
-            if started < round:
-                self._ended[client] = one
+            if not ends:
+                break
+            end, _, client = heapq.heappop(ends)
+            self.now = max(self.now, end)  # a reply of a discarded round may have ended before
+            one = self._ended[client] = self._in_flight.pop(client)
             if one.reply is None:
                 yield Arrival(client, None, one.fault)
             else:
                 held += 1
-                yield Arrival(client, self._scaled(one.reply, round - started))
+                yield Arrival(client, self._scaled(one, exchange))
             if held < self.buffer:
                 start()
 
@@ -149,8 +156,9 @@ class Asynchronous(Clock):
     def void(self, round: int) -> None:
         """Take back a discarded round: its clients are forgotten, earlier replies still count."""
         super().void(round)
-        left = {c: one for c, one in self._in_flight.items() if one.round != round}
-        self._in_flight = {**left, **self._ended}
+        back = {c: one for c, one in self._ended.items() if one.reply is not None}
+        every = {**self._in_flight, **back}
+        self._in_flight = {c: one for c, one in every.items() if one.round != round}
 
     def save(self, round: int, keep: Collection[int]) -> str:
         """Write the replies in flight after a round; return their hash.
@@ -160,7 +168,8 @@ class Asynchronous(Clock):
         if not self._folder.exists():
             self._folder.mkdir(parents=True)
             storage.flush(self._folder.parent)
-        held = {str(c): dict(one.reply.up) for c, one in self._in_flight.items() if one.reply}
+        held = {str(c): {"up": dict(one.reply.up), "received": one.received}
+                for c, one in self._in_flight.items() if one.reply}  # fmt: skip
         notes = {str(client): _to_json(one) for client, one in self._in_flight.items()}
         sha = storage.write(self._path(round), held, {"in_flight": notes}, sync=True)
         self._prune({*keep, round})
@@ -200,12 +209,14 @@ class Asynchronous(Clock):
         return self._folder / f"in-flight-{round:06d}.safetensors"
 
     def _restore(self, exchange: Exchange) -> None:
-        """Give the parts that `load` has read their structure."""
+        """Give the trees that `load` has read their structure."""
+        likes = {name: _as_mean(reducer).like for name, reducer in exchange.reduce.items()}
+        both = {"up": likes, "received": _statistics(exchange, likes)}
         for client, flat in self._flat.items():
-            likes = {name: _as_mean(reducer).like for name, reducer in exchange.reduce.items()}
             one = self._in_flight[client]
             assert one.reply is not None
-            one.reply = one.reply._replace(up=tree.rebuild(likes, flat))
+            found = tree.rebuild(both, flat)
+            one.reply, one.received = one.reply._replace(up=found["up"]), found["received"]
         self._flat = {}
 
     def _startable(self, now: float) -> npt.NDArray[np.int64]:
@@ -215,13 +226,14 @@ class Asynchronous(Clock):
             return found
         return np.intersect1d(found, self._availability.online(now))
 
-    def _wait(self) -> bool:
-        """Wait until a client can start, if none is in flight; return whether there is one."""
-        left = np.setdiff1d(self._population, [*self._asked, *self._ended])
-        if self._availability is None or not len(left):
-            return False
-        super().online([int(client) for client in left])
-        return True
+    def _next_online(self) -> float | None:
+        """Return when clients come online next, if that may fill a free place; else None."""
+        if self._availability is None or len(self._in_flight) >= self._concurrency:
+            return None
+        left = np.setdiff1d(self._population, [*self._in_flight, *self._asked, *self._ended])
+        if not self._availability.ever(left):
+            return None
+        return self._availability.next_start(self.now)
 
     def _answers(
         self, exchange: Exchange, clients: Sequence[int]
@@ -238,21 +250,28 @@ class Asynchronous(Clock):
             found[client] = self._seconds(client, True), Arrival(client, reply, fault)
         return [(client, *found[client]) for client in clients]
 
-    def _begun(self, round: int, took: float, arrival: Arrival) -> _InFlight:
+    def _begun(self, exchange: Exchange, took: float, arrival: Arrival) -> _InFlight:
         """Return a client that starts now."""
         client, reply, fault = arrival
         until = self._until(client)
         if took > until:
             reason = f"it went offline after {until:.6g} s of {took:.6g} s"
             reply, fault = None, Fault("lost", reason)
-        return _InFlight(round, self.now + min(took, until), reply, fault)
+        received = {} if reply is None else _statistics(exchange, exchange.down)
+        return _InFlight(exchange.version[0], self.now + min(took, until), reply, fault, received)
 
-    def _scaled(self, reply: Reply, tau: int) -> Reply:
-        """Return a reply with the changes times s(tau)."""
-        s = (1 + tau) ** -self._options.staleness
-        up = reply.up if s == 1 else tree.map(lambda leaf: leaf * s, dict(reply.up))
-        metrics = {**reply.metrics, "staleness": torch.tensor(float(tau))}
-        return reply._replace(up=up, metrics=metrics)
+    def _scaled(self, one: _InFlight, exchange: Exchange) -> Reply:
+        """Return the reply of a client that has ended, with the changes times s(tau)."""
+        assert one.reply is not None
+        down: Any = exchange.down
+        up, tau = dict(one.reply.up), exchange.version[0] - one.round
+        if tau:
+            s = (1 + tau) ** -self._options.staleness
+            for name, seen in one.received.items():  # the client's statistics minus today's
+                up[name] = tree.sub(tree.add(up[name], seen), down[name])
+            up = tree.map(lambda leaf: leaf * s, up)
+        metrics = {**one.reply.metrics, "staleness": torch.tensor(float(tau))}
+        return one.reply._replace(up=up, metrics=metrics)
 
 
 class _InFlightJson(TypedDict):
@@ -284,7 +303,7 @@ def _from_json(one: _InFlightJson) -> _InFlight:
     metrics = {name: torch.tensor(v, dtype=torch.float64) for name, v in one["metrics"].items()}
     fault: Any = one["fault"]
     reply = None if one["weight"] is None else Reply({}, {}, one["weight"], metrics)
-    return _InFlight(one["round"], one["end"], reply, None if fault is None else Fault(*fault))
+    return _InFlight(one["round"], one["end"], reply, None if fault is None else Fault(*fault), {})
 
 
 def _shuffled(clients: Sequence[int] | npt.NDArray[np.int64], key: Key) -> list[int]:
@@ -306,6 +325,12 @@ def _check_changes(exchange: Exchange) -> None:
         raise ConfigError(
             f"run.clock.asynchronous is true, and {reason}. Set run.clock.asynchronous to false."
         )
+
+
+def _statistics(exchange: Exchange, trees: Any) -> dict[str, Tree]:
+    """Return those of `trees` that are running statistics, by name."""
+    reducers = exchange.reduce.items()
+    return {name: trees[name] for name, reducer in reducers if _as_mean(reducer).of_statistics}
 
 
 def _as_mean(reducer: Reducer) -> Mean:

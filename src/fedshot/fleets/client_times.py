@@ -159,6 +159,10 @@ class Availability:
         t = now % self._period
         return np.unique(self._clients[(self._starts <= t) & (t < self._ends)])
 
+    def ever(self, clients: npt.NDArray[np.int64]) -> bool:
+        """Whether any of these clients is ever online."""
+        return bool(np.isin(clients, self._clients).any())
+
     def until(self, client: int, now: float) -> float:
         """Return the time at which a client goes offline: `now` if it is offline, inf if never."""
         first, last = np.searchsorted(self._clients, [client, client + 1]).tolist()

@@ -129,7 +129,7 @@ class MultiKrum(Aggregator):
             raise ConfigError(
                 f"aggregate.fraction is {self.fraction:g} with a cohort of {cohort}; Krum needs "
                 f"{2 * f + 3} clients for {f} dishonest ones. Lower aggregate.fraction, or raise "
-                "run.cohort."
+                "run.cohort (in asynchronous rounds run.clock.wait_for)."
             )
 
     def combine(self, vectors: ClientVectors) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ def average(
         clients: the population; `key` decides the cohort.
         work: client function that receives the parts and uploads their `changes` under the same
             names.
-        parts: the trees of floats to average, by name.
+        parts: the trees of floats to average, by name; "stats" are running statistics.
         key: key of the round.
         max_weight: replies with a larger weight are rejected. None if the weights that `work`
             returns are the clients' numbers of examples.
@@ -81,7 +81,10 @@ def average(
         work,
         {**parts, **down},
         to=clients.sample(key),
-        reduce={**{name: Mean(part, **bound) for name, part in parts.items()}, **reduce},
+        reduce={
+            **{n: Mean(part, **bound, of_statistics=n == "stats") for n, part in parts.items()},
+            **reduce,
+        },
         key=key,
     )
     return {name: tree.add(part, got[name]) for name, part in parts.items()}, got

@@ -114,6 +114,8 @@ class Mean:
         max_weight: largest weight that is accepted: the most that a correct client can have.
         of_examples: whether the weight is the client's number of examples. A server
             that knows this number rejects a larger one.
+        of_statistics: whether these are changes of running statistics. An old one is not added in
+            asynchronous rounds; the server's statistics move towards the client's.
         by_class: whether rows belong to the classes of an episode, so that an error of compression
             must not be carried to the next.
         grid: the integers to which clients round the part; None if they do not round it.
@@ -123,6 +125,7 @@ class Mean:
     limit: float = 2.0**16
     max_weight: float = MAX_WEIGHT
     of_examples: bool = False
+    of_statistics: bool = False
     by_class: bool = False
     grid: Grid | None = None
 
