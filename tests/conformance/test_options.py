@@ -109,6 +109,7 @@ HEAD = {"model": replace(WIDE, backbone=PERCEPTRON)}
 WHERE: dict[tuple[str, str], dict[str, Any]] = {
     ("f2l", "mode"): {"episode": PAIRS},
     ("f2l", "mi_loss"): {"episode": PAIRS},
+    ("f2l", "mi_from"): {"mode": "strict"},  # if the head alone adapts, features stay
     ("f2l", "probe"): {"evaluated": "server"},
     ("fedavg_probe", "episodes_per_step"): {"classify_rounds": 1},
     ("fedavg_probe", "logistic_c"): {"probe": "logistic"},
