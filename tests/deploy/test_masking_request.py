@@ -61,6 +61,10 @@ def test_a_request_is_read_as_it_was_written() -> None:
         {"grid": {"most": 0, "ranges": {}}},
         {"grid": {"most": 7, "ranges": {"w/0": math.inf}}},
         {"grid": {"most": 7, "ranges": {"w/0": 0.0}}},
+        {"grid": {"most": 7, "ranges": {"w/0": -1.0}}},
+        {"grid": {"most": 7, "ranges": {"w/0": 2.0**-62}}},
+        {"grid": {"most": 7, "ranges": {"w/0": 3.01}}},
+        {"grid": {"most": 7, "ranges": {"w/0": math.nan}}},
         {"grid": {"most": 7, "ranges": {"w/1/b": 1.0}}},
         {"grid": {"most": 7, "ranges": {"other": 1.0}}},
     ],
@@ -70,3 +74,9 @@ def test_a_request_that_is_damaged_is_refused(change: dict[str, Any]) -> None:
     found["reduce"]["mean"] |= change
     with pytest.raises(CodecError):
         masking_from_json(found, LIMITS)
+
+
+@pytest.mark.parametrize("cohort", [0, -5, 2**32 + 1, 1e30])
+def test_a_request_of_an_impossible_cohort_is_refused(cohort: float) -> None:
+    with pytest.raises(CodecError, match="a cohort of"):
+        masking_from_json({**sent(), "cohort": cohort}, LIMITS)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedshot.config.load import Config
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import ConfigError, DivergenceError
 from fedshot.runs.prepare import PreparedRun
 
 from .runs import CHOOSING, SMALL, experiment, finished, last_hash, merged
@@ -61,6 +61,17 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
     for path in states:
         assert (rest.folder / path).read_bytes() == (whole.folder / path).read_bytes()
     assert rest.result() == whole.result()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_secure_run_that_diverges_says_so(compressed: bool, tmp_path: Path) -> None:
+    """In round 2, where replies are rounded to a range far below what a client may send."""
+    pytest.importorskip("cryptography", reason="secure sums need the extra `secure`")
+    method = {"name": "fl_proto", "local_steps": 1, "optimizer": {"name": "sgd", "lr": 1e3}}
+    changes = {"method": method, "run": {"secure_sums": True, "rounds": 12}}
+    run = experiment(tmp_path, changes, SECURE if compressed else {})
+    with pytest.raises(DivergenceError, match="round 2"):
+        list(run.run())
 
 
 def test_settings_without_compression_are_those_of_older_versions() -> None:

@@ -125,8 +125,9 @@ class RunOptions:
         unreliable: simulated failures of clients.
         clock: simulated time.
         secure_sums: whether clients mask what they send in training, so that the server learns only
-            the sum over a cohort; results have the same bits. With `privacy`, clients also clip,
-            and add the noise. A method that does not only add what clients send is refused.
+            the sum over a cohort; results have the same bits, unless `compress.up` rounds in them.
+            With `privacy`, clients also clip, and add the noise. A method that does not only add
+            what clients send is refused.
         secure_threshold: share of a cohort, above 1/2, that must be left at each step of a secure
             sum, else the round lacks its quorum. So many clients, or in large cohorts so many of a
             client's neighbours, can unmask that client if they collude with the server.

@@ -7,8 +7,8 @@ upload that the server does not accept leaves it as it was. The server decodes e
 anything else reads it.
 
 In a secure sum the server cannot decode single replies. A client then rounds its parts to the
-integers of a public range (`Grid`), which the sum adds, and names the largest value of each tensor,
-from whose sum over the cohort the next range follows.
+integers of a public range (`Grid`), which the sum adds, and names the size of each tensor, from
+whose sum over the cohort the next range follows.
 """
 
 from __future__ import annotations
@@ -28,15 +28,40 @@ from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, PerClient
 from fedshot.protocol.reducers import Gather, Mean, Sum
 
 LARGEST = "compress.largest"
-"""Part of a reply in a secure sum: the largest |w * x| of each compressed tensor, before rounding.
+"""Part of a reply in a secure sum: of each compressed tensor, what `named_size` returns.
 
 Its names are those of `tensor_name`.
+"""
+
+POWER, RISE = 8, 4.0
+"""Power of the sizes that clients name in units of a range, and the largest of these sizes.
+
+A sum in fixed point has 62 bits, less those for the number of clients. So for 256 clients it holds
+the eighth powers of sizes from 1 / 27 to 4, that of 1 / 2 to nine digits.
 """
 
 
 def tensor_name(part: str, path: str) -> str:
     """Return the name of a tensor of a part, which has no slash."""
     return f"{part}:{path}".replace("/", ":")
+
+
+def named_size(largest: Tensor, in_use: float | None, limit: float) -> Tensor:
+    """Return what a client names, at most `limit`: its largest |w * x| before rounding.
+
+    If a range is in use, it is this size in units of the range, to the power `POWER`; `RISE` units
+    become the limit.
+    """
+    found = largest if in_use is None else (largest / (RISE * in_use)) ** POWER * limit
+    return found.clamp(max=limit)
+
+
+def mean_size(mean: float, in_use: float | None, limit: float) -> float:
+    """Return the power mean of the clients' largest |w * x|, from the mean of `named_size`."""
+    if in_use is None:
+        return mean
+    share = max(mean, 0.0) / limit
+    return RISE * in_use * float(share ** (1 / POWER))
 
 
 class ClientSide:
@@ -66,6 +91,8 @@ class ClientSide:
         if compressor is None:
             return sent, kept
         largest: dict[str, Tensor] = {}
+        asked = exchange.reduce.get(LARGEST)
+        limit = asked.limit if isinstance(asked, Sum) else 0.0
         for name, part in reply.up.items():
             reducer = exchange.reduce.get(name)
             if not compressor.uploads(name, reducer):
@@ -76,28 +103,36 @@ class ClientSide:
             feedback = self.options.error_feedback and averaged
             key = exchange.client_key(client).at("compress", name)
             rng = None if feedback else key.numpy()
+            start = f"{exchange.work.name}:"
+            held = memory if feedback else {}
+            wholes = [_plus(leaf, held.get(start + tensor_name(name, path)))
+                      for path, leaf in tree.items(part)]  # fmt: skip
+            # What is refused is not rounded: the range would hide why.
+            refused = isinstance(reducer, Mean | Sum) and grid is not None and bool(
+                reducer.fault(client, tree.unflatten(part, wholes), weight)
+            )  # fmt: skip
             leaves: list[Tree] = []
-            for path, leaf in tree.items(part):
+            for (path, leaf), whole in zip(tree.items(part), wholes, strict=True):
                 tensor = tensor_name(name, path)
-                if not is_large(leaf) or not bool(leaf.isfinite().all()):
-                    leaves.append(leaf)  # the guard refuses what is not finite
+                if refused or not _encodable(leaf):
+                    leaves.append(whole)  # the guard refuses what is not finite
                     if grid is not None and is_large(leaf):
                         largest[tensor] = torch.zeros((), dtype=torch.float64)
                     continue
-                of = f"{exchange.work.name}:{tensor}"
-                whole = leaf.detach() + memory[of] if feedback and of in memory else leaf
+                of = start + tensor
                 short: Tree
                 if grid is None:
                     short = compressor.encode(whole, rng)
                 else:
                     short = grid.rounded(path, whole, weight, rng)
-                    largest[tensor] = whole.detach().cpu().double().abs().max() * weight
+                    most = whole.detach().cpu().double().abs().max() * weight
+                    largest[tensor] = named_size(most, grid.ranges.get(path), limit)
                 if feedback:
                     kept[of] = whole.detach() - decoded(short, whole)
                 leaves.append(short)
             sent[name] = tree.unflatten(part, leaves)
-        if isinstance(asked := exchange.reduce.get(LARGEST), Sum):
-            sent[LARGEST] = tree.map(lambda one: one.clamp(max=asked.limit), largest)
+        if asked is not None:
+            sent[LARGEST] = largest
         return sent, kept
 
 
@@ -186,6 +221,15 @@ class Compressed(Wrapper):
                 "Remove it, or set compress.up.name to int8."
             )
         self._see("up", name, like)
+
+
+def _encodable(leaf: Tensor) -> bool:
+    return is_large(leaf) and bool(leaf.isfinite().all())
+
+
+def _plus(leaf: Tensor, error: Tensor | None) -> Tensor:
+    """Return a tensor plus the error that is remembered of it; a tensor not encoded, as it is."""
+    return leaf if error is None or not _encodable(leaf) else leaf.detach() + error
 
 
 def like_of(exchange: Exchange, name: str, client: int) -> Tree | None:

@@ -59,6 +59,10 @@ class Reducer(Protocol):
         ...
 
 
+MIN_RANGE = 2.0**-62
+"""A range of a `Grid` is above this, so that its steps have a reciprocal."""
+
+
 @dataclass(frozen=True)
 class Grid:
     """Integers of a public range, to which clients round a part before a secure sum adds it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from fedshot.core.serialised import CodecError, Form, Limits, build, form_of
 from fedshot.core.tree import Tree
 from fedshot.protocol.compressors import is_large
 from fedshot.protocol.exchange import Masking
-from fedshot.protocol.reducers import Grid, Mean, Reducer, Sum
+from fedshot.protocol.reducers import MIN_RANGE, Grid, Mean, Reducer, Sum
 
 _DTYPES = {str(t).removeprefix("torch."): t for t in (
     torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -31,7 +30,10 @@ def masking_from_json(found: dict[str, Any], limits: Limits) -> Masking:
     Raises CodecError, LookupError, TypeError, ValueError or OverflowError if it is invalid.
     """
     reduce = {str(name): _from_json(one, limits) for name, one in found["reduce"].items()}
-    return Masking(frozenset(map(int, found["clients"])), int(found["cohort"]), reduce)
+    cohort = int(found["cohort"])
+    if not 1 <= cohort <= 2**32:
+        raise CodecError(f"a cohort of {cohort} clients; expected 1 to 2**32")
+    return Masking(frozenset(map(int, found["clients"])), cohort, reduce)
 
 
 def _to_json(reducer: Reducer) -> dict[str, Any]:
@@ -57,16 +59,16 @@ def _from_json(found: dict[str, Any], limits: Limits) -> Reducer:
     }
     form: Form = found["form"]
     like, limit = build(form, flat, "", limits.depth), float(found["limit"])
-    grid = _grid(found["grid"], like) if "grid" in found else None
+    grid = _grid(found["grid"], like, limit) if "grid" in found else None
     if "max_weight" not in found:
         return Sum(like, limit, grid)
     by_class = bool(found.get("by_class"))
     return Mean(like, limit, float(found["max_weight"]), by_class=by_class, grid=grid)
 
 
-def _grid(found: dict[str, Any], like: Tree) -> Grid:
+def _grid(found: dict[str, Any], like: Tree, limit: float) -> Grid:
     most, ranges = int(found["most"]), {str(k): float(v) for k, v in found["ranges"].items()}
-    if not 0 < most < 128 or not all(0 < one < math.inf for one in ranges.values()):
+    if not 0 < most < 128 or not all(MIN_RANGE < r <= 2 * limit for r in ranges.values()):
         raise CodecError("a grid of no integers, or of an invalid range")
     if not ranges.keys() <= {path for path, leaf in tree.items(like) if is_large(leaf)}:
         raise CodecError("a range of no tensor that is compressed")

@@ -27,6 +27,7 @@ from fedshot.protocol.reducers import (
     MAX_SUM,
     MAX_WEIGHT,
     FixedPoint,
+    Grid,
     Mean,
     Reducer,
     Sum,
@@ -90,15 +91,16 @@ class Layout:
     @classmethod
     def of(cls, reduce: Mapping[str, Reducer], cohort: int) -> Layout:
         """Return the layout for the parts of replies that `reduce` combines, as in `encode`."""
-        sums = _sums(reduce, cohort).values()
-        each = [
-            np.full(leaf.numel(), in_grid)
-            for part in sums
-            for in_grid, leaf in zip(part.in_grid, tree.leaves(part.total), strict=True)
-        ]
-        grids = [r.grid for r in reduce.values() if isinstance(r, Mean | Sum) and r.grid]
+        each, grids = [np.zeros(0, bool)], list[Grid]()
+        for reducer in _sorted(reduce).values():
+            grid = reducer.grid or Grid(1, {})
+            each += [
+                np.full(leaf.numel(), path in grid.ranges)
+                for path, leaf in tree.items(reducer.like)
+            ]
+            grids += [grid] if reducer.grid else []
         most, bits = max(((g.most, g.bits(cohort)) for g in grids), default=(0, 1))
-        return cls(np.concatenate([np.zeros(0, bool), *each]), most, bits)
+        return cls(np.concatenate(each), most, bits)
 
     def like(self) -> dict[str, torch.Tensor]:
         """Return tensors of the form of those that `sent` returns."""
@@ -192,11 +194,15 @@ def decode(
 
 def _sums(reduce: Mapping[str, Reducer], cohort: int) -> dict[str, FixedPoint]:
     """Begin the sum of each part, sorted by name."""
-    found = {}
+    return {name: reducer.start(cohort) for name, reducer in _sorted(reduce).items()}
+
+
+def _sorted(reduce: Mapping[str, Reducer]) -> dict[str, Mean | Sum]:
+    found = dict[str, Mean | Sum]()
     for name in sorted(reduce):
         reducer = reduce[name]
         assert isinstance(reducer, Mean | Sum), "secure sums refuse other reducers"
-        found[name] = reducer.start(cohort)
+        found[name] = reducer
     return found
 
 
