@@ -33,7 +33,7 @@ PROXIES = {"all_proxy": "socks5://127.0.0.1:9", "https_proxy": "http://127.0.0.1
 """Proxies that are not there; loopback goes without."""
 ALLOWED = {VARIABLE: "nn.models.user_nets"}
 """The module whose functions may make backbones."""
-LONG = 120.0  # seconds that nothing here should take; the machine may be busy
+LONG = 300.0  # seconds that nothing here should take; the machine may be busy
 
 BASE: dict[str, Any] = {
     "name": "small",
