@@ -17,7 +17,7 @@ pytest.importorskip("cryptography", reason="secure sums need the extra `secure`"
 
 from fedshot.core import tree
 from fedshot.core.seeds import Key
-from fedshot.fleets.compressing import LARGEST, RISE, ClientSide, mean_size, named_size
+from fedshot.fleets.compressing import LARGEST, RISE, ClientSide, mean_size, reported_size
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.unreliable import Unreliable
@@ -152,18 +152,18 @@ def test_a_range_holds_the_largest_of_unequal_clients(n: int, limit: float) -> N
     sizes[0] = 3.0
     total = Sum(torch.zeros((), dtype=torch.float64), limit).start(n)
     for size in sizes:
-        total.add(0, named_size(size, 2.0, limit), 1.0)
+        total.add(0, reported_size(size, 2.0, limit), 1.0)
     found = mean_size(float(total.result()) / n, 2.0, limit)
     assert found == pytest.approx(float((sizes**8).mean()) ** (1 / 8), rel=1e-6)
     assert HEADROOM * found >= 3.0 * (1 - 1e-6)
 
 
 def test_a_size_is_at_most_so_many_ranges_and_of_equal_clients_the_mean_is_exact() -> None:
-    far = named_size(torch.tensor(1e30).double(), 0.5, 100.0)
+    far = reported_size(torch.tensor(1e30).double(), 0.5, 100.0)
     assert float(far) == 100.0
     assert mean_size(100.0, 0.5, 100.0) == RISE * 0.5
-    assert float(named_size(torch.tensor(1e30).double(), None, 100.0)) == 100.0
-    named = float(named_size(torch.tensor(0.3, dtype=torch.float64), 0.5, 100.0))
+    assert float(reported_size(torch.tensor(1e30).double(), None, 100.0)) == 100.0
+    named = float(reported_size(torch.tensor(0.3, dtype=torch.float64), 0.5, 100.0))
     assert mean_size(named, 0.5, 100.0) == pytest.approx(0.3, rel=1e-12)
 
 

@@ -7,7 +7,7 @@ upload that the server does not accept leaves it as it was. The server decodes e
 anything else reads it.
 
 In a secure sum the server cannot decode single replies. A client then rounds its parts to the
-integers of a public range (`Grid`), which the sum adds, and names the size of each tensor, from
+integers of a public range (`Grid`), which the sum adds, and reports the size of each tensor, from
 whose sum over the cohort the next range follows.
 """
 
@@ -28,13 +28,13 @@ from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, PerClient
 from fedshot.protocol.reducers import Gather, Mean, Sum
 
 LARGEST = "compress.largest"
-"""Part of a reply in a secure sum: of each compressed tensor, what `named_size` returns.
+"""Part of a reply in a secure sum: of each compressed tensor, what `reported_size` returns.
 
 Its names are those of `tensor_name`.
 """
 
 POWER, RISE = 8, 4.0
-"""Power of the sizes that clients name in units of a range, and the largest of these sizes.
+"""Power of the sizes that clients report in units of a range, and the largest of these sizes.
 
 A sum in fixed point has 62 bits, less those for the number of clients. So for 256 clients it holds
 the eighth powers of sizes from 1 / 27 to 4, that of 1 / 2 to nine digits.
@@ -46,8 +46,8 @@ def tensor_name(part: str, path: str) -> str:
     return f"{part}:{path}".replace("/", ":")
 
 
-def named_size(largest: Tensor, in_use: float | None, limit: float) -> Tensor:
-    """Return what a client names, at most `limit`: its largest |w * x| before rounding.
+def reported_size(largest: Tensor, in_use: float | None, limit: float) -> Tensor:
+    """Return what a client reports, at most `limit`: its largest |w * x| before rounding.
 
     If a range is in use, it is this size in units of the range, to the power `POWER`; `RISE` units
     become the limit.
@@ -57,7 +57,7 @@ def named_size(largest: Tensor, in_use: float | None, limit: float) -> Tensor:
 
 
 def mean_size(mean: float, in_use: float | None, limit: float) -> float:
-    """Return the power mean of the clients' largest |w * x|, from the mean of `named_size`."""
+    """Return the power mean of the clients' largest |w * x|, from the mean of `reported_size`."""
     if in_use is None:
         return mean
     share = max(mean, 0.0) / limit
@@ -126,7 +126,7 @@ class ClientSide:
                 else:
                     short = grid.rounded(path, whole, weight, rng)
                     most = whole.detach().cpu().double().abs().max() * weight
-                    largest[tensor] = named_size(most, grid.ranges.get(path), limit)
+                    largest[tensor] = reported_size(most, grid.ranges.get(path), limit)
                 if feedback:
                     kept[of] = whole.detach() - decoded(short, whole)
                 leaves.append(short)

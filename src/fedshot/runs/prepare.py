@@ -223,13 +223,12 @@ class FederatedDataset:
             f"test.group.clients is {self.config.test.group.clients}":
                 self.config.test.group.clients > 0,
         }  # fmt: skip
-        for text, met in conflicts.items():
-            if met:
-                raise ConfigError(
-                    f"{self.dataset.name} has groups, and {text}; groups then cannot be kept on "
-                    "one side of support and query. Remove the groups from the data, or choose "
-                    "another method, partition or test."
-                )
+        _refuse(
+            conflicts,
+            f"{self.dataset.name} has groups",
+            "; groups then cannot be kept on one side of support and query. Remove the groups from "
+            "the data, or choose another method, partition or test.",
+        )
 
     def _check_own_tests(self) -> None:
         kind = self.config.settings["partition"]["name"]
@@ -502,12 +501,18 @@ class PreparedRun(FederatedDataset):
             "attack is one in which clients copy an upload computed from those of others, which "
             "they would have to know before these reply": isinstance(self.config.attack, Collusion),
         }  # fmt: skip
-        for reason, met in reasons.items():
-            if met:
-                raise ConfigError(
-                    f"run.clock.asynchronous is true, and {reason}. Set run.clock.asynchronous to "
-                    "false, or change the other option."
-                )
+        _refuse(
+            reasons,
+            "run.clock.asynchronous is true",
+            ". Set run.clock.asynchronous to false, or change the other option.",
+        )
+
+
+def _refuse(conflicts: dict[str, bool], option: str, fix: str) -> None:
+    """Raise ConfigError for the first conflict of `option` that is met."""
+    for conflict, met in conflicts.items():
+        if met:
+            raise ConfigError(f"{option}, and {conflict}{fix}")
 
 
 def _check_way(option: str, way: int, widest: int | None) -> None:
@@ -596,9 +601,8 @@ def _check_compressed_uploads(config: Config, method: Method[Any]) -> None:
         "attack is one in which clients copy an upload computed from those of others, which are "
         "compressed": isinstance(config.attack, Collusion),
     }  # fmt: skip
-    for reason, met in reasons.items():
-        if met:
-            raise ConfigError(
-                f"compress.up is set, and {reason}. Set compress.up.name to none, or remove the "
-                "other option; compress.down may stay."
-            )
+    _refuse(
+        reasons,
+        "compress.up is set",
+        ". Set compress.up.name to none, or remove the other option; compress.down may stay.",
+    )

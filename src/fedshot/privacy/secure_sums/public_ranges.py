@@ -4,7 +4,7 @@ All clients of a sum need the same range for a tensor, and the server must not l
 one of them. So each client adds to the sum, for each tensor, its largest |w * x| to the power
 `POWER`, and the next range is `HEADROOM` times their power mean. The largest of n clients is at
 most n**(1 / POWER) times this mean, so for up to HEADROOM**POWER = 256 clients the range holds all
-that they named, whatever their weights. What is above the range is cut off, and is in the error
+that they reported, whatever their weights. What is above the range is cut off, and is in the error
 that a client remembers.
 
 Where nothing is known yet, in the first exchange of a client function, the tensor is not rounded,
@@ -67,7 +67,7 @@ class PublicRanges:
         """Set the ranges that follow from an outcome; return it without the part `LARGEST`.
 
         `exchange` is what `in_grids` returned. A range is forgotten if nothing was sent, or if
-        clients that are dishonest have named what cannot be.
+        clients that are dishonest have reported impossible sizes.
         """
         parts, limits = dict(outcome.parts), dict[str, float]()
         asked = exchange.reduce.get(LARGEST)
