@@ -23,12 +23,10 @@ from unittest import mock
 
 from fedshot.config.load import Config
 from fedshot.core.machine import arithmetic, keep_freed_memory
-from fedshot.data.episodes import sampling
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
-from fedshot.methods.frl import losses_fused
 from fedshot.nn.gradients import differentiated_twice
 from fedshot.nn.kernels import adam, layer_gradients, lstm, proto_loss, stem, tensors, winograd
 from fedshot.nn.models import backbones, layers, recurrence
@@ -94,11 +92,9 @@ KERNELS: dict[str, list[tuple[Any, str, Any]]] = {
     "LSTM or GRU": [(recurrence, "plain_floats", OFF.plain_floats)],
     "repeated words": [(m, "repeats", lambda _: None) for m in (lstm, layer_gradients)],
     "loss of prototypes": [(proto_loss, "plain_floats", OFF.plain_floats)],
-    "losses of few-round learning": [(losses_fused, "fits", OFF.fits)],
     "Adam": [(adam, "_compiled", lambda *_: None)],
     "sums of updates, largest value": [(reducers, "tensors", OFF)],
     "dropout masks": [(layers, "kernel_build", OFF)],
-    "drawing of episodes": [(sampling, "_checked_kernel", lambda: None)],
 }
 
 

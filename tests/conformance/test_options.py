@@ -136,7 +136,7 @@ WHERE: dict[tuple[str, str], dict[str, Any]] = {
 """What else an option needs to act, by method and option."""
 
 ELSEWHERE = {
-    ("frl", "positions"): "frl/test_losses_fused.py",  # a map of several places
+    ("frl", "positions"): "frl/test_frl.py",  # a map of several places
     ("frl", "query_classes"): "frl/test_frl_options.py",  # clients that lack classes
     ("frl", "resampled"): "frl/test_frl.py",  # another kind of client
     ("frl_personal", "resampled"): "frl/test_frl_baselines.py",

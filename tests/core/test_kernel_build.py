@@ -26,7 +26,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile little, without optimising: these tests are of the file, not of what it computes."""
     flags = tuple("-O0" if flag == "-O3" else flag for flag in kernel_build._FLAGS)
     monkeypatch.setattr(kernel_build, "_FLAGS", flags)
-    monkeypatch.setattr(kernel_build, "_SOURCES", ("lanes.h", "drawing.c"))
+    monkeypatch.setattr(kernel_build, "_SOURCES", ("lanes.h", "prototypes.c"))
 
 
 @pytest.fixture

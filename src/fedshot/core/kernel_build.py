@@ -40,7 +40,7 @@ from fedshot.core.locks import locked
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
 _SOURCES = (
     "lanes.h", "fused.c", "elementwise.c", "recurrent.c", "rows.c", "lstm.c",
-    "stem.c", "winograd.c", "products.c", "tiles.c", "drawing.c", "prototypes.c",
+    "stem.c", "winograd.c", "products.c", "tiles.c", "prototypes.c",
 )  # fmt: skip
 _TYPES = {
     "size": ctypes.c_ssize_t, "float": ctypes.c_float, "double": ctypes.c_double,

@@ -1,29 +1,15 @@
-"""Samples the rows of episodes: random classes, and random rows of each.
-
-The C kernel draws many episodes in the time that numpy needs for one. It holds the GIL throughout,
-so that threads do not contend for the GIL at every random number. It uses numpy's generator and
-draws the same numbers as the numpy code here. If the installed numpy draws different numbers, the
-kernel is not used.
-"""
+"""Samples the rows of episodes: random classes, and random rows of each."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from fedshot.core import kernel_build
 from fedshot.core.errors import DataError
-from fedshot.core.seeds import Key
 from fedshot.data.dataset import Ints
 from fedshot.data.episodes.spec import EpisodeSpec
-
-MOST = 10_000  # maximum population in the kernel; for more, numpy uses another algorithm
-_BITS = ctypes.pythonapi.PyCapsule_GetPointer
-_BITS.restype, _BITS.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
 class SampledRows(NamedTuple):
@@ -32,14 +18,6 @@ class SampledRows(NamedTuple):
     classes: Ints  # class numbers of the dataset, in the order of the episode's labels
     support: Ints  # rows, class by class
     query: Ints  # rows in random order, so that positions do not reveal labels
-
-
-class _Usable(NamedTuple):
-    """The classes with enough rows for an episode."""
-
-    positions: Ints  # indices into `ClassIndex.classes`
-    starts: Ints  # where the rows of each class start in the rows sorted by class
-    counts: Ints  # number of rows of each class
 
 
 class ClassIndex:
@@ -58,10 +36,9 @@ class ClassIndex:
         self._rows = np.ascontiguousarray(rows[order], dtype=np.int64)
         self.classes, starts, counts = np.unique(own[order], return_index=True, return_counts=True)
         self._starts, self._counts = starts.astype(np.int64), counts.astype(np.int64)
-        self._few = max(len(self.classes), int(self._counts.max(initial=0))) < MOST
         self._groups = None if groups is None else groups[self._rows]
         self._usable = self._counts if groups is None else usable(own[order], self._groups)[1]
-        self._by_count: dict[int, _Usable] = {}
+        self._by_count: dict[int, Ints] = {}
 
     @cached_property
     def _by_class(self) -> list[Ints]:
@@ -72,41 +49,13 @@ class ClassIndex:
 
         Raises DataError if fewer classes have enough rows than an episode of `spec` may need.
         """
-        few = self._few and not spec.is_random_way and self._groups is None
-        kernel = _checked_kernel() if few else None
-        if kernel is None:
-            return [self.draw_by_numpy(spec, rng) for _ in range(n)]
-        return self.draw_by(kernel, spec, rng, n)
+        return [self._draw_one(spec, rng) for _ in range(n)]
 
-    def draw_by_numpy(self, spec: EpisodeSpec, rng: np.random.Generator) -> SampledRows:
-        """Draw one episode with numpy, the reference for the kernel."""
+    def _draw_one(self, spec: EpisodeSpec, rng: np.random.Generator) -> SampledRows:
         chosen = self._choose(spec, rng)
         rows = [self._support_and_query(c, spec, rng) for c in chosen.tolist()]
         support, query = map(np.concatenate, zip(*rows, strict=True))
         return SampledRows(self.classes[chosen], support, rng.permutation(query))
-
-    def draw_by(
-        self, kernel: Callable[..., None], spec: EpisodeSpec, rng: np.random.Generator, n: int
-    ) -> list[SampledRows]:
-        """Draw n episodes with the kernel; the number of classes in `spec` must be fixed."""
-        usable = self._usable_for(spec)
-        way = min(spec.min_way, len(usable.positions))
-        most = min(spec.shot + spec.query, int(usable.counts.max()))
-        width = way * (most + 1) + 1
-        out = np.empty((n, width), dtype=np.int64)
-        sizes = (n, len(usable.positions), way, spec.shot, most, spec.ordered)
-        bits = rng.bit_generator
-        with bits.lock:
-            at = _BITS(bits.capsule, b"BitGenerator")
-            held = (array.ctypes.data for array in (self._rows, usable.starts, usable.counts, out))
-            kernel(at, *sizes, *held)
-        classes = self.classes[usable.positions[out[:, :way]]]
-        first = way * (spec.shot + 1) + 1  # position of the first query
-        support, ends = out[:, way : first - 1], first + out[:, first - 1]
-        return [
-            SampledRows(classes[e], support[e], out[e, first:end])
-            for e, end in enumerate(ends.tolist())
-        ]
 
     def rows_of_episode(
         self, spec: EpisodeSpec, rng: np.random.Generator
@@ -149,23 +98,22 @@ class ClassIndex:
 
     def _choose(self, spec: EpisodeSpec, rng: np.random.Generator) -> Ints:
         """Draw an episode's classes; return their positions in `self.classes`, in label order."""
-        usable = self._usable_for(spec).positions
+        usable = self._usable_for(spec)
         way = min(int(rng.integers(spec.min_way, spec.max_way, endpoint=True)), len(usable))
         chosen: Ints = rng.choice(usable, way, replace=False)
         if spec.ordered:
             chosen.sort()
         return chosen
 
-    def _usable_for(self, spec: EpisodeSpec) -> _Usable:
+    def _usable_for(self, spec: EpisodeSpec) -> Ints:
+        """Return the positions in `self.classes` of the classes with enough rows for `spec`."""
         if spec.min_images not in self._by_count:
             found = (self._usable >= spec.min_images).nonzero()[0].astype(np.int64, copy=False)
-            self._by_count[spec.min_images] = _Usable(
-                found, self._starts[found], self._counts[found]
-            )
+            self._by_count[spec.min_images] = found
         usable = self._by_count[spec.min_images]
-        if len(usable.positions) < spec.min_classes:
+        if len(usable) < spec.min_classes:
             raise DataError(
-                f"client data {spec.shortage(len(usable.positions))}. Lower `way`, `shot` or "
+                f"client data {spec.shortage(len(usable))}. Lower `way`, `shot` or "
                 "`query`, or give each client more images."
             )
         return usable
@@ -187,30 +135,3 @@ def usable(labels: Ints, groups: Ints | None) -> tuple[Ints, Ints]:
     largest = np.zeros(len(found), np.int64)
     np.maximum.at(largest, np.searchsorted(found, pairs[0]), sizes)
     return found, counts - largest + 1
-
-
-@cache
-def _checked_kernel() -> Callable[..., None] | None:
-    """Return the C kernel if it is available and draws the same numbers as numpy."""
-    found = kernel()
-    if found is None:
-        return None
-    rng = np.random.default_rng(0)
-    class_index = ClassIndex(rng.integers(0, 9, 400), np.arange(400))
-    for spec in (EpisodeSpec(5, 1, 15), EpisodeSpec(9, 5, 60, "up_to", "fixed")):
-        one, other = Key(0).numpy(), Key(0).numpy()
-        drawn = class_index.draw_by(found, spec, one, 4)
-        wanted = [class_index.draw_by_numpy(spec, other) for _ in range(4)]
-        if not all(map(np.array_equal, sum(drawn, ()), sum(wanted, ()))):
-            return None
-    return found
-
-
-def kernel() -> Callable[..., None] | None:
-    """Return the C function that draws episodes; None if no kernels are compiled."""
-    library = kernel_build.library()
-    if library is None:
-        return None
-    size, pointer = ctypes.c_ssize_t, ctypes.c_void_p
-    takes = ctypes.PYFUNCTYPE(None, pointer, *[size] * 6, *[pointer] * 4)
-    return takes(("fedshot_draw", library))

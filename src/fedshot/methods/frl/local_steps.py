@@ -29,7 +29,6 @@ from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.learner import check_body
-from fedshot.methods.frl import losses_fused
 from fedshot.methods.frl.client_share import EpisodeShare
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.losses import accuracy, cross_entropy
@@ -188,22 +187,12 @@ class FewRoundLearner:
     ) -> tuple[Tensor, Tensor, Prototypes, Tensor]:
         """Return (F of eq. (4), accuracy, own prototypes, examples of each class) for supports.
 
-        Only F may be differentiated: whether the client's own prototypes have a graph depends on
-        whether the C kernel computes them.
-
         Args:
             g: feature maps [n, d, positions].
             y: labels [n].
             numbers: number of possible labels; the episode's classes have labels 0 to way - 1.
             prototypes: the global prototypes; None to leave out L_aux.
         """
-        fixed = prototypes is None or not prototypes.means.requires_grad
-        if self.loss == "softmax" and fixed and losses_fused.fits(g):
-            pooled = self.positions == "pooled"
-            loss, found, means, counts = losses_fused.support_loss(
-                g, y, numbers, prototypes, self.gamma, pooled=pooled
-            )
-            return loss, found, Prototypes(means, counts > 0), counts
         f = self.features(g)
         own, counts = self.prototypes_of(f, y, numbers)
         loss = self.local_loss(f, y, own)
@@ -216,8 +205,6 @@ class FewRoundLearner:
 
         `g` are the queries' feature maps [n, d, positions], and `y` their labels [n].
         """
-        if self.loss == "softmax" and losses_fused.fits(g):
-            return losses_fused.query_loss(g, y, *prototypes)
         logits = self.logits(self.features(g), prototypes)
         loss = masked_cross_entropy(logits, y, prototypes.held, self.loss)
         return loss, accuracy(logits.detach(), y)
