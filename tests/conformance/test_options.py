@@ -74,6 +74,7 @@ OF: dict[str, dict[str, Any]] = {
         "logistic_c": 0.01,
         "ridge_lambda": 100.0,
         "scale": 2.0,
+        "decay_rounds": 2,
         "classify_rounds": 1,
         "meta_optimizer": Optimizer("sgd", 0.2),
     },

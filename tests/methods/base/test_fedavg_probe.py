@@ -21,6 +21,7 @@ from fedshot.learners.classification import Classifier
 from fedshot.learners.probe import FeatureProbe
 from fedshot.learners.proto import Proto
 from fedshot.methods.base.fedavg_probe import FedAvgProbe
+from fedshot.nn.optim import Optimizer
 from methods.classification_oracle import (
     ADAM,
     BASE,
@@ -56,6 +57,22 @@ def test_one_client_is_torch_optim_on_cross_entropy(
         losses = train(twins, opt, run.drawn(0).steps)
         twins.assert_is(server.body, server.classifier, server.stats)
         assert run.metrics["loss"] == pytest.approx(float(torch.stack(losses).mean()), rel=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "factors"),
+    [(4, [1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2, (1 - 0.5**0.5) / 2]), (1, [1, 1])],
+)
+def test_the_step_size_falls_along_half_a_cosine_and_then_stays(
+    rounds: int, factors: list[float], tmp_path: Path
+) -> None:
+    opt = Optimizer("sgd", 0.1, momentum=0.9)
+    run = Run(method("mlp", optimizer=opt, local_steps=2, decay_rounds=rounds), tmp_path)
+    for factor in factors:
+        twins = twin(run.server)
+        server = run.round()
+        train(twins, replace(opt, lr=0.1 * factor), run.drawn(0).steps)
+        twins.assert_is(server.body, server.classifier, server.stats)
 
 
 def trained_alone(run: Run, before: Any, k: int) -> tuple[Tree, Tree, Tree]:

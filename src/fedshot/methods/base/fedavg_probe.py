@@ -8,6 +8,8 @@ which is a federated Meta-Baseline.
 Source: McMahan et al. 2017, algorithm 1 (FedAvg); the probes are those of Chen et al. 2021,
 Meta-Baseline, section 3.2 (mean), and Tian et al. 2020, RFS (logistic); the episodes are
 section 3.3 of Chen et al.: the logit of a class is tau cos(f(x), mean of the class), tau learned.
+With `decay_rounds`, the step size of classification falls along half a cosine from round to round,
+Loshchilov & Hutter 2017 (SGDR), eq. (5), without restarts.
 Symbols: theta encoder and classifier; n_k the examples of client k; tau the scale of the cosines.
 Departures from the papers: Adam instead of SGD; a fixed number of local steps on random batches,
 where McMahan et al. pass over the client's data in epochs; clients upload theta_k - theta, which
@@ -18,6 +20,7 @@ with one shot, scaling makes no difference.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple
@@ -31,7 +34,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
 from fedshot.learners.classification import Batches, Classifier, check_batches, draw_batches
 from fedshot.learners.learner import EpisodeLoss, EvalEpisode
-from fedshot.learners.local_training import LocalEpisodes, check_not_negative
+from fedshot.learners.local_training import LocalEpisodes, check_not_negative, check_positive
 from fedshot.learners.probe import PROBES, FeatureProbe, Probe
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.models.mode import Mode
@@ -69,6 +72,8 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
         local_steps: optimiser steps per local update.
         batch: examples per step.
         optimizer: the optimiser of the clients.
+        decay_rounds: rounds in which the step size of classification falls to nearly 0; null for a
+            constant step size.
         logistic_c: C of the logistic regression.
         ridge_lambda: weight of the ridge penalty.
         scale: factor that multiplies the cosines of a cosine classifier; also the initial value
@@ -86,6 +91,7 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
     local_steps: int = 10
     batch: int = 64
     optimizer: Optimizer = Optimizer()
+    decay_rounds: int | None = None
     logistic_c: float = 1.0
     ridge_lambda: float = 1.0
     scale: float = 10.0
@@ -98,6 +104,8 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
         check_batches(self.local_steps, self.batch)
         check_word("probe", self.probe, PROBES)
         check_not_negative(classify_rounds=self.classify_rounds or 0)
+        if self.decay_rounds is not None:
+            check_positive(decay_rounds=self.decay_rounds)
         if not 0 < self.scale < float("inf"):
             raise ConfigError(f"scale is {self.scale}; expected a finite number above 0.")
         _ = self.learner, self.probe_options  # their constructors check the rest
@@ -141,7 +149,11 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
     @client_work(draw="draw")
     def classify(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Take local steps on the cross-entropy over all base classes; upload theta_k - theta."""
-        return local_reply(self.learner.episode_loss, self.optimizer, down, private, drawn)
+        optimizer = self.optimizer
+        if self.decay_rounds is not None:
+            done = min(int(down["rounds"]) / self.decay_rounds, 1 - 1 / self.decay_rounds)
+            optimizer = replace(optimizer, lr=optimizer.lr * (1 + math.cos(math.pi * done)) / 2)
+        return local_reply(self.learner.episode_loss, optimizer, down, private, drawn)
 
     def draw_episodes(self, data: ClientData, key: Key) -> Tree:
         """Draw the episodes of a local update."""
@@ -174,7 +186,8 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
         theta = {"body": server.body}
         theta |= {"classifier": server.classifier} if classifying else {"tau": server.tau}
         parts = {"theta": theta, "stats": server.stats}
-        new, got = average(clients, work, parts, key, max_weight=None)
+        down = {"rounds": server.rounds} if classifying and self.decay_rounds is not None else {}
+        new, got = average(clients, work, parts, key, max_weight=None, down=down)
         moved = {**new["theta"], "stats": new["stats"]}
         return server._replace(**moved, rounds=server.rounds + 1), got.metrics
 
