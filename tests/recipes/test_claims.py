@@ -84,6 +84,15 @@ def test_an_untrained_model_shows_nothing(tmp_path: Path, sign: int) -> None:
     assert (found.status, len(found.differences), found.untrained) == ("not shown", 2, 1)
 
 
+def test_cells_of_different_data_are_not_compared(tmp_path: Path) -> None:
+    held = cells(tmp_path, {"one": 0.05, "five": 0.1})
+    for one in held["proto/one"].finished:
+        one["data"] |= {"digest": "e", "examples": 700}
+    found = check_claim(CLAIM, held)
+    assert [round(one.difference, 6) for one in found.differences] == [0.1]
+    assert found.published == (), "the paper has no number for proto/five"
+
+
 @pytest.mark.parametrize("name", FRONT.papers)
 def test_a_paper_names_what_exists(name: str) -> None:
     paper = FRONT.papers[name]

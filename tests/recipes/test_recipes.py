@@ -32,6 +32,7 @@ EXPECTED = {
     "digits",
     "robustness",
     "cifar-fs",
+    "images-from-scratch",
     *(f"fedfsl-{n}" for n in ("sent140", "mini", "fc100", "fig6", "fig7", "fig8")),
     "fedfsl-k-exclusive",
     *(f"f2l-{n}" for n in ("20news", "huffpost", "fc100", "mini", "fig4", "fig5", "fig6")),
