@@ -2,6 +2,8 @@
 
 # recipe name -> {row key: accuracies in the order of the columns}; None where the paper has none
 TABLES: dict[str, dict[str, list[float | None]]] = {
+    # columns: CIFAR-FS 1-shot, 5-shot, FC100 1-shot, 5-shot; prototypical networks, Conv4-64
+    "images-from-scratch": {"fedavg": [55.5, 72.0, 35.3, 48.6]},
     # --- FedFSL ---------------------------------------------------------------------------------
     # columns: 1-shot, 5-shot (non-IID)
     "fedfsl-sent140": {
@@ -206,6 +208,7 @@ _HUFFPOST = ("huffpost", None)
 
 # recipe name -> the paper's data of each column, as our source and its variant; one for all columns
 DATA: dict[str, list[tuple[str, str | None]]] = {
+    "images-from-scratch": [*[("cifar100", "cifar_fs")] * 2, *[_FC100] * 2],
     "fedfsl-sent140": [("sent140", None)],
     "fedfsl-mini": [_MINI],
     "fedfsl-fc100": [_FC100],
