@@ -107,8 +107,10 @@ WALK = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
 
 
 def test_the_settings_of_the_walk_are_valid() -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", WALK, flags=re.DOTALL)
-    assert Config.of(yaml.safe_load(text)).name == "mine"
+    first, long = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", WALK, flags=re.DOTALL))
+    assert Config.of(first).name == "mine"
+    method = Config.of(first | long).settings["method"]
+    assert (method["name"], method["decay_rounds"]) == ("fedavg_probe", long["run"]["rounds"])
 
 
 @pytest.mark.slow
@@ -128,7 +130,7 @@ def test_the_walk_with_one_s_own_pictures_works_word_for_word(
     for name in ("finch", "tit"):
         draw(tmp_path / "examples" / name, 3)
     draw(tmp_path / "unknown", 4)
-    (text,) = re.findall(r"```yaml\n(.*?)```", WALK, flags=re.DOTALL)
+    text = re.findall(r"```yaml\n(.*?)```", WALK, flags=re.DOTALL)[0]
     short = text.replace("rounds: 20", "rounds: 2").replace("episodes: 1000", "episodes: 10")
     assert short.count("rounds: 2,") == short.count("episodes: 10}") == 1
     (tmp_path / "mine.yaml").write_text(short, encoding="utf-8")
