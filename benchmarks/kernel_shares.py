@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -27,7 +28,8 @@ from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
-from fedshot.nn.gradients import differentiated_twice
+from fedshot.nn import gradients
+from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.kernels import adam, layer_gradients, lstm, proto_loss, stem, tensors, winograd
 from fedshot.nn.models import backbones, layers, recurrence
 from fedshot.protocol import reducers
@@ -81,7 +83,8 @@ SETTINGS = {
 }
 
 OFF = SimpleNamespace(fits=lambda *_: False, plain_floats=lambda *_: False, library=lambda: None)
-ONCE = SimpleNamespace(fits=lambda x: not differentiated_twice() and tensors.fits(x))
+TWICE = ContextVar("whether a gradient is differentiated again", default=False)
+ONCE = SimpleNamespace(fits=lambda x: not TWICE.get() and tensors.fits(x))
 # What replaces what, to turn a kernel off.
 KERNELS: dict[str, list[tuple[Any, str, Any]]] = {
     "stem": [(stem, "fits", OFF.fits)],
@@ -120,6 +123,15 @@ class Round:
             return time.process_time() - start
 
 
+def noted(fn: Any, params: Any, *, differentiable: bool = False) -> Any:
+    """As `value_and_grad`, and note in TWICE that the gradient is differentiated again."""
+    before = TWICE.set(differentiable or TWICE.get())
+    try:
+        return value_and_grad(fn, params, differentiable=differentiable)
+    finally:
+        TWICE.reset(before)
+
+
 @contextmanager
 def off(kernel: str) -> Iterator[list[mock.MagicMock]]:
     """Turn a kernel off; yield mocks that note whether it was asked for."""
@@ -155,6 +167,7 @@ def main() -> None:
     parser.add_argument("--setting", default="", metavar="TEXT", help="settings likewise")
     parser.add_argument("--seconds", type=float, default=60.0, help="per setting, about")
     options = parser.parse_args()
+    gradients.value_and_grad = noted  # which the inner steps of MAML call
     keep_freed_memory()  # as every run of fedshot does
     kernels = [kernel for kernel in KERNELS if options.only in kernel]
     print(*provenance.kinds([{"machine": provenance.machine()}]))

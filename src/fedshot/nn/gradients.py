@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -12,17 +11,6 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.tree import Tree
 from fedshot.nn.stacks import stacked
-
-_TWICE = ContextVar("differentiated twice", default=False)
-
-
-def differentiated_twice() -> bool:
-    """Whether the current computation is part of a gradient that is differentiated again.
-
-    If so, operations whose C kernels have no fast second derivative use torch operations instead.
-    The results differ only by rounding, which is that of bfloat16 if the model uses it.
-    """
-    return _TWICE.get()
 
 
 def value_and_grad(
@@ -44,12 +32,8 @@ def value_and_grad(
         return (value, extra, grad) if differentiable else (value.detach(), extra, grad)
     if not differentiable:
         params = tree.map(lambda leaf: leaf.detach().requires_grad_(), params)
-    before = _TWICE.set(differentiable or _TWICE.get())
     with torch.enable_grad():
-        try:
-            value, extra = fn(params)
-        finally:
-            _TWICE.reset(before)
+        value, extra = fn(params)
         points = tree.leaves(params)
         grads = torch.autograd.grad(
             value, points, create_graph=differentiable, allow_unused=True, materialize_grads=True

@@ -2,7 +2,6 @@
  * They may be unaligned in memory.
  */
 
-#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
