@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fedshot.config.load import Config
 from fedshot.recipes import plots, results_page
@@ -84,6 +85,22 @@ def test_a_row_stands_in_every_panel_that_it_names_in_the_order_of_its_values(
         ([("1-shot", [1, 5]), ("5-shot", [1])], None),
         ([("1-shot", [0.01, 10.0])], "log"),
     ]
+
+
+def test_an_axis_without_cells_has_no_panel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recipe({"low": {"a": 1}, "high": {"a": 2}, "far": {"b": 10.0}})
+    counts: list[int] = []
+    real = Figure.subplots
+
+    def subplots(self: Figure, rows: int, columns: int, **options: Any) -> Any:
+        counts.append(columns)
+        return real(self, rows, columns, **options)
+
+    monkeypatch.setattr(Figure, "subplots", subplots)
+    plots.along(made, states(made, tmp_path, "low/one", "high/one"))
+    assert counts == [1]
 
 
 @pytest.mark.parametrize(

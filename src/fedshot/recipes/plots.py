@@ -91,9 +91,10 @@ def curve(recipe: Recipe, states: Sequence[State]) -> str:
 def sweep(recipe: Recipe, states: Sequence[State], title: str = "") -> str:
     """Return the figure of a recipe of kind "sweep": a panel per axis, with a line per column.
 
-    An axis is one that `Row.at` names; `states` are the recipe's cells with their results.
+    `states` are cells of the recipe with their results. The axes are those that the `Row.at` of
+    their rows names.
     """
-    panels = list(dict.fromkeys(name for row in recipe.rows.values() for name in row.at))
+    panels = list(dict.fromkeys(name for state in states for name in state.cell.row.at))
 
     def draw(figure: Figure) -> None:
         every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
