@@ -83,6 +83,7 @@ def test_a_policy_that_allows_all_changes_nothing_and_logs(asked: Any, tmp_path:
         (Policy(min_local_steps=3), "min_local_steps 3, .* method.local_steps 2"),
         (Policy(min_cohort=1000), "min_cohort 1000, .* a cohort of"),
         (Policy(secure_sums=True), "secure_sums true, .* uploads that are not masked"),
+        (Policy(min_noise=0.5), "min_noise 0.5, .* uploads to which clients add no noise"),
         (Policy(most_disk_mb=1e-9), "most_disk_mb 1e-09, .* MB of states"),
     ],
 )
@@ -116,6 +117,24 @@ def test_a_method_without_the_option_that_a_line_bounds_is_refused() -> None:
         name: f"method {name!r}, which has no `local_steps`"
         for name in ("fedmeta", "fedncm", "fedcgs", "fed3r")
     }
+
+
+def test_noise_is_enough_only_if_the_clients_add_it() -> None:
+    def refusal(secure_sums: bool, noise: float | None) -> str:
+        privacy = {"name": "client", "noise": noise, "epsilon": None if noise else 8.0}
+        config = Config.of(
+            {**SMALL, **METHOD, "run": {"secure_sums": secure_sums}, "privacy": privacy}
+        )
+        try:
+            Policy(min_noise=1.0).check_run(config, 9)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    assert not refusal(True, 1.0)
+    assert "min_noise 1, and the server asks for privacy.noise 0.99" in refusal(True, 0.99)
+    assert "asks for uploads to which clients add no noise" in refusal(False, 2.0)
+    assert "privacy.noise is missing" in refusal(True, None)
 
 
 def test_a_node_lies_only_if_its_policy_says_so(asked: Any, tmp_path: Path) -> None:

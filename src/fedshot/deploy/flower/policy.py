@@ -9,6 +9,7 @@
     most_seconds: 600                # work for one message; checked after each client or stack
     most_disk_mb: 500                # MiB of private states of one run; checked before work begins
     secure_sums: true                # only runs with `run.secure_sums`
+    min_noise: 1                     # noise multiplier of `privacy`, in noise that clients add
     attack: true                     # also runs in which `attack` makes clients lie
 
 All lines are optional, and a node without a policy refuses only runs with `attack`. `min_batch` and
@@ -16,7 +17,9 @@ All lines are optional, and a node without a policy refuses only runs with `atta
 a method that has neither of the two options. A batch of null means a client's whole data, and is
 allowed. With `min_local_steps` above 1, the gradient of a single step may not be uploaded. After
 `most_seconds`, the remaining clients are skipped. The server chooses the model, the method and its
-options; a policy excludes the worst choices, but does not make uploads private.
+options; a policy excludes the worst choices, but does not make uploads private. `min_noise` refuses
+runs without `run.secure_sums`, in which the server adds the noise and a node cannot know whether it
+does.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.serialised import short
 from fedshot.core.tree import Tree
 from fedshot.protocol.method import BATCH_OPTIONS, STEP_OPTIONS
+from fedshot.runs.private_runs import client_noise
 
 _MB = 1 << 20
 _OPTIONS = {"min_batch": BATCH_OPTIONS, "min_local_steps": STEP_OPTIONS}  # options of the method
@@ -60,6 +64,7 @@ class Policy:
     min_cohort: int | None = None
     most_seconds: float | None = None
     most_disk_mb: float | None = None
+    min_noise: float | None = None
     secure_sums: bool = False
     attack: bool = False
 
@@ -84,7 +89,7 @@ class Policy:
         return cls(**found)
 
     def check_run(self, config: Config, clients: int) -> None:
-        """Raise PolicyError for a method, options, a cohort or an attack that is not allowed.
+        """Raise PolicyError if a method, options, noise, a cohort or an attack is not allowed.
 
         `clients` is the number of clients of the run.
         """
@@ -109,6 +114,13 @@ class Policy:
                     raise PolicyError(self._describe(line, f"method.{option} {short(value, 60)}"))
         if self.secure_sums and not config.run.secure_sums:
             raise PolicyError(self._describe("secure_sums", "uploads that are not masked"))
+        if self.min_noise is not None:
+            noise = client_noise(config, clients)
+            if noise is None or noise.mechanism.noise < self.min_noise:
+                asked = "uploads to which clients add no noise"
+                if noise is not None:
+                    asked = f"privacy.noise {noise.mechanism.noise:g}"
+                raise PolicyError(self._describe("min_noise", asked))
         cohort = min(config.run.cohort or clients, clients)
         if self.min_cohort is not None and cohort < self.min_cohort:
             raise PolicyError(self._describe("min_cohort", f"a cohort of {cohort}"))
