@@ -27,7 +27,7 @@ from fedshot.recipes import claims, provenance
 from fedshot.recipes.claims import ClaimResult, Front, Paper, Selection, check_claim
 from fedshot.recipes.plan import marks
 from fedshot.recipes.plots import published_and_ours, swept, with_learning_curves
-from fedshot.recipes.recipe import AGAINST, Recipe
+from fedshot.recipes.recipe import AGAINST, Cell, Recipe
 from fedshot.recipes.results import CellResult, Results, command, row_of, validation_curve
 from fedshot.recipes.runner import State, current
 from fedshot.recipes.scatter import with_scatter_data
@@ -167,7 +167,9 @@ def _front(front: Front, tables: _Tables, left_out: Sequence[str], name: str, li
             }
         )
     made = {table.recipe.name: table.recipe for table in tables.values()}
-    n = Counter(table.recipe.name for table in tables.values() for _ in table.states)
+    cells: dict[str, list[Cell]] = {name: [] for name in made}
+    for table in tables.values():
+        cells[table.recipe.name] += [state.cell for state in table.states]
     return render_markdown(
         "results_front.md",
         papers=papers,
@@ -178,7 +180,9 @@ def _front(front: Front, tables: _Tables, left_out: Sequence[str], name: str, li
         },
         boards=_leaderboard(tables, front.leaderboard, linked),
         leaderboard=front.leaderboard,
-        recipes={key: (recipe, count(n[key], "cell")) for key, recipe in made.items()},
+        recipes={
+            key: (made[key].title_of(held), count(len(held), "cell")) for key, held in cells.items()
+        },
         left_out=left_out,
         name=name,
     )
@@ -215,11 +219,23 @@ def _number(state: State, table: _Table, folder: str) -> str:
 
 
 def _conditions(table: _Table, paper: Paper) -> list[str]:
-    """Return the notes that all cells of a paper on the front page share, those on data first."""
-    states = itertools.chain(*table.at(paper).values())
+    """Return the notes that all cells of a paper on the front page share, those on data first.
+
+    Notes on data that all cells of a column share are among them, with the column's label.
+    """
+    states = [*itertools.chain(*table.at(paper).values())]
     notes = [marks(state.cell, state.result) for state in states]
-    common = [note for note in notes[0] if all(note in one for one in notes)] if notes else []
+    common = _shared(notes)
+    for key, column in {state.cell.column.key: state.cell.column for state in states}.items():
+        here = [found for state, found in zip(states, notes, strict=True)
+                if state.cell.column.key == key]  # fmt: skip
+        common += [f"{note} ({column.label})" for note in _shared(here)
+                   if note.startswith("data") and note not in common]  # fmt: skip
     return sorted(common, key=lambda note: not note.startswith("data"))
+
+
+def _shared(notes: Sequence[Sequence[str]]) -> list[str]:
+    return [note for note in notes[0] if all(note in one for one in notes)] if notes else []
 
 
 def _evidence(result: ClaimResult) -> list[str]:
