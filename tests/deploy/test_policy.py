@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import time
@@ -120,13 +121,13 @@ def test_a_method_without_the_option_that_a_line_bounds_is_refused() -> None:
 
 
 def test_noise_is_enough_only_if_the_clients_add_it() -> None:
-    def refusal(secure_sums: bool, noise: float | None) -> str:
+    def refusal(secure_sums: bool, noise: float | None, clients: int = 9) -> str:
         privacy = {"name": "client", "noise": noise, "epsilon": None if noise else 8.0}
         config = Config.of(
             {**SMALL, **METHOD, "run": {"secure_sums": secure_sums}, "privacy": privacy}
         )
         try:
-            Policy(min_noise=1.0).check_run(config, 9)
+            Policy(min_noise=1.0).check_run(config, clients)
         except ConfigError as error:
             return str(error)
         return ""
@@ -135,6 +136,9 @@ def test_noise_is_enough_only_if_the_clients_add_it() -> None:
     assert "min_noise 1, and the server asks for privacy.noise 0.99" in refusal(True, 0.99)
     assert "asks for uploads to which clients add no noise" in refusal(False, 2.0)
     assert "privacy.noise is missing" in refusal(True, None)
+    few = "for cohorts of 1000, in which a client's neighbours add 0.95."
+    assert few in refusal(True, 3.0, 1000)
+    assert not refusal(True, 3.2, 1000)
 
 
 def test_a_node_lies_only_if_its_policy_says_so(asked: Any, tmp_path: Path) -> None:
@@ -291,6 +295,37 @@ def test_a_node_of_a_secure_run_sends_no_upload_that_is_not_masked(
 def test_a_server_hears_no_folders_of_a_node() -> None:
     assert without_paths("/srv/a/x/life.json is damaged") == "life.json is damaged"
     assert without_paths(r"C:\a\b.txt: part theta/w") == "b.txt: part theta/w"
+    told = without_paths("/srv/St. Mary's/x.json is damaged", Path("/srv/St. Mary's"))
+    assert told == "x.json is damaged"
+
+
+def test_a_node_that_adds_noise_says_nothing_of_its_data(asked: Any, tmp_path: Path) -> None:
+    """Neither predictions that are not masked, nor why the work of a client fails."""
+    privacy = {"name": "client", "noise": 1.0, "clip": 0.5}
+
+    def replied(name: str, **changes: Any) -> tuple[str, WireMessage]:
+        run = {**SMALL, **METHOD, "run": {**SMALL["run"], "secure_sums": True}, **changes}
+        setup = Setup.of("0" * 32, PreparedRun(Config.of(run)))
+        said: list[str] = []
+        masking = {"masking": masking_to_json(Masking(frozenset({0, 1}), 3, {}))}
+        work = asked[1].head["work"] | (masking if name == "train" else {"phase": name})
+        head = {**copy.deepcopy(asked[1].head), "setup": setup.to_json(), "work": work}
+        folder = tmp_path / f"{name}{len(changes)}"
+        worker = Worker("n", asked[0], folder, limits=LIMITS, tell=said.append)
+        message = WireMessage(head)
+        message.put(COMMON, {"theta": {}, "stats": {}})  # the model of the message is empty
+        reply = worker.handle(message)
+        return "\n".join(said), reply
+
+    said, reply = replied("train")
+    assert "client 0 failed: KeyError" in said
+    assert "its work failed; the node's log says why" in str(reply.head["results"])
+    pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
+    said, reply = replied("train", privacy=privacy)
+    assert "KeyError" not in str(reply.head)
+    assert "it has no keys for this exchange" in str(reply.head["results"])
+    _, reply = replied("evaluate", privacy=privacy)
+    assert "not masked are asked for" in reply.head["refused"]
 
 
 def test_a_node_has_a_device_of_its_own_and_the_fleet_and_allocator_of_the_run(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ from fedshot.core.errors import ConfigError, QuorumError
 from fedshot.core.seeds import Key
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.unreliable import Unreliable
+from fedshot.fleets.wrapper import Wrapper
 from fedshot.privacy.differential import ClientLevel, Mechanism
 from fedshot.privacy.private_clients import PrivateClients
 from fedshot.privacy.secure_sums.client_noise import MAX_POPULATION, ClientNoise, NoisyClients
@@ -28,7 +31,7 @@ from fedshot.privacy.secure_sums.masking_clients import MaskingClients, simulate
 from fedshot.privacy.secure_sums.neighbourhoods import needed
 from fedshot.privacy.secure_sums.server_sum import SecureSums
 from fedshot.protocol.clients import Clients
-from fedshot.protocol.exchange import Fleet, Outcome
+from fedshot.protocol.exchange import Arrival, Exchange, Fleet, Outcome
 from fedshot.protocol.reducers import Mean, Reducer, Sum
 from fedshot.runs.private_runs import client_noise
 from privacy.test_private_clients import KEY, ZEROS, Method, Replies, vector
@@ -182,6 +185,34 @@ def test_a_client_refuses_sums_with_less_noise_than_it_was_told() -> None:
             plain.exchange(Method().train, {}, to=IDS, reduce={"a": Sum(ZEROS)}, key=KEY)
         assert all(reason in fault.reason for _, fault in plain.faults)
         assert len(plain.faults) == N
+
+
+def test_a_client_counts_the_noise_of_its_neighbours_alone_where_it_sees_no_others() -> None:
+    """A server could give each client few neighbours and claim a cohort of thousands."""
+    noise = ClientNoise(Mechanism(1.0, 1.0), THRESHOLD, 10**4, 10**4)
+    assert noise.seen(61, needed(THRESHOLD, 61)) == 1.0
+    assert noise.seen(1000, needed(THRESHOLD, 101)) == pytest.approx(math.sqrt(66 / 659))
+    parts = {c: {"a": ZEROS} for c in IDS}
+
+    def reasons(min_noise: float) -> set[str]:
+        fleet: Any = Claims(MaskingClients(Replies(parts), simulated, noise, min_noise=min_noise))  # type: ignore[arg-type]
+        clients = Clients(fleet, IDS, quorum=0.0, combine=SecureSums(THRESHOLD, noise))
+        with contextlib.suppress(QuorumError):
+            clients.exchange(Method().train, {}, to=IDS, reduce={"a": Sum(ZEROS)}, key=KEY)
+        return {fault.reason for _, fault in clients.faults}
+
+    assert not reasons(0.0), "no policy asks"
+    text = "the client and its 7 neighbours add noise of 0.1, and the policy of this node has min"
+    assert {reason[: len(text)] for reason in reasons(0.5)} == {text}
+
+
+class Claims(Wrapper):
+    """A server that says that a cohort of 8 is one of 1,000."""
+
+    def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+        if exchange.masking is not None:
+            exchange = replace(exchange, masking=replace(exchange.masking, cohort=1000))
+        return self.fleet.replies(exchange)
 
 
 def test_noise_is_twice_as_large_if_one_client_replaces_another() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -163,6 +163,22 @@ def test_metrics_of_other_names_than_those_of_most_clients_are_refused() -> None
     assert found.faults == {2: ("refused", reason)}
 
 
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [(map(str, range(65)), "more than 64 metrics"), (["<b>"], "a metric named '<b>'")],
+)
+def test_names_of_metrics_are_bounded(names: Iterable[str], reason: str) -> None:
+    metrics = {name: torch.ones(()) for name in names}
+
+    class Odd(Replies):
+        def reply(self, client: int) -> Reply:
+            return super().reply(client)._replace(metrics=metrics)
+
+    found = secure(exchange(4), fleet=Odd())
+    assert found.accepted == ()
+    assert all(reason in fault.reason for fault in found.faults.values())
+
+
 def test_a_sum_out_of_range_is_not_used() -> None:
     class Cheat(Wrapper):
         """A client that is lost after it has masked with others, and lies about a share."""
@@ -251,6 +267,8 @@ def test_a_client_refuses_what_would_reveal_its_upload() -> None:
     assert "a neighbour is named twice" in server.ask(SHARES, 0, twice)
     itself = server.neighbours(0, clients=torch.tensor([0, 1, 2, 3]))
     assert "a neighbour is named twice" in server.ask(SHARES, 0, itself)
+    zero = server.neighbours(0, clients=torch.tensor([-1, 1, 2, 3]))
+    assert server.ask(SHARES, 0, zero) == "client -1 is negative", "its share is the secret"
     weak = server.neighbours(0, keys=torch.zeros(4, 2, 32, dtype=torch.uint8))
     assert "key" in server.ask(SHARES, 0, weak)
 

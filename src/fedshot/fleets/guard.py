@@ -7,6 +7,7 @@ client sends two replies, the first counts.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import TypeGuard
 
@@ -17,6 +18,9 @@ from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
 from fedshot.protocol.reducers import MAX_WEIGHT, is_plain
 
 _LONGEST = 500  # maximum length of a reason, which may quote a client's data
+MAX_METRICS, METRIC_NAME = 64, re.compile(r"\w[\w .:@%+-]{0,63}")
+"""The most metrics of a reply, and what their names look like: nodes could bloat the records."""
+
 _METRIC = 2.0**128  # above any float32, yet no weighted mean of such metrics overflows
 
 

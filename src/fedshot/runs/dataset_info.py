@@ -149,7 +149,7 @@ class DatasetInfo:
             words = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             storage.write(folder / WORDS, {"table": self.table, "words": words}, sync=False)
         stored = {name: getattr(self, name) for name in _InfoNote.__annotations__}
-        if self.clients == tuple(range(self.dealt)):
+        if list(self.clients) == list(range(self.dealt)):
             del stored["clients"]  # of a million clients, the list would take ten megabytes
         if self.original is None:
             del stored["original"]  # as in runs of versions without encoders
@@ -170,7 +170,8 @@ class DatasetInfo:
             for name, value in info.items()
             if name in _InfoNote.__annotations__ and name != "kind"
         }
-        known.setdefault("clients", tuple(range(info["dealt"])))
+        if "clients" not in known:
+            known["clients"] = range(info["dealt"])
         classes = range(len(info["class_names"]))
         if not {*info["base"], *info["validation"], *info["novel"]} <= {*classes}:
             raise CheckpointError(f"{folder / FILE} is damaged: a class has no name. {_FIX}.")

@@ -127,6 +127,21 @@ def test_a_row_without_an_image_is_named(monkeypatch):
         HF("some/name", image="image").load(None)
 
 
+def test_an_image_elsewhere_on_this_machine_is_not_read(monkeypatch, tmp_path):
+    """A table names files, and a stranger's table could name any."""
+    table = Table(image=[{"bytes": None, "path": str(tmp_path / "mine" / "1.png")}], label=["a"])
+    cache = str(tmp_path / "cache")
+    config = SimpleNamespace(HF_CACHE_HOME=cache, HF_DATASETS_CACHE=cache)
+    fake = SimpleNamespace(Image=lambda **_: None, config=config)
+    monkeypatch.setattr(HF, "_table", lambda _: table)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    (tmp_path / "mine").mkdir()
+    Image.new("RGB", (6, 4)).save(tmp_path / "mine" / "1.png")
+    with pytest.raises(DataError, match="1.png, outside .* and the cache of"):
+        HF(str(tmp_path / "other"), image="image").load(None)
+    assert HF(str(tmp_path / "mine"), image="image").load(None).shape == (4, 6, 3)
+
+
 @needs_datasets
 def test_what_is_not_there_is_named(tmp_path, offline):
     with pytest.raises(DataError, match="cannot be loaded"):

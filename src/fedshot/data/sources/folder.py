@@ -20,6 +20,8 @@ from fedshot.data.sources.source import Source
 from fedshot.data.sources.splits.published import PARTS
 from fedshot.data.tokens import Numbers
 
+_LONGEST_PATTERN = 200  # characters of `groups`; long ones take seconds to compile
+
 
 @dataclass(frozen=True)
 class ImageFolder(Source):
@@ -49,6 +51,8 @@ class ImageFolder(Source):
 
     def __post_init__(self) -> None:
         check_word("aspect", self.aspect, get_args(Aspect))
+        if len(self.groups or "") > _LONGEST_PATTERN:
+            raise DataError(f"groups is longer than {_LONGEST_PATTERN} characters")
         try:
             re.compile(self.groups or "")
         except re.error as error:

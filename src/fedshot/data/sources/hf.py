@@ -139,9 +139,19 @@ class HF(TextOptions, Source):
         datasets = importlib.import_module("datasets")
         stored = table.cast_column(self._check(table, name), datasets.Image(decode=False))
         pixels = []
+        folder = Path(self.path).expanduser().resolve()
         for i, row in enumerate(stored):
             where, held = f"{self.path}, row {i}", row[name] or {}
-            source = held.get("bytes") or (held.get("path") and Path(held["path"]))
+            source = held.get("bytes")
+            if not source and (file := held.get("path")):
+                source = Path(file).resolve()
+                where_cached = datasets.config.HF_CACHE_HOME, datasets.config.HF_DATASETS_CACHE
+                roots = [folder, *(Path(root).expanduser().resolve() for root in where_cached)]
+                if not any(source.is_relative_to(root) for root in roots):
+                    raise DataError(
+                        f"{where}: the image is {file}, outside {folder} and the cache of "
+                        "`datasets`. Store it in the table, or in the folder."
+                    )
             if not source:
                 raise DataError(f"{where}: {name!r} holds no image. Remove the row.")
             pixels.append(decode(source, where, self.channels, self.size, self.aspect))

@@ -15,7 +15,6 @@ a short reason. Such a reply does not end the run and cannot bloat the run's rec
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NotRequired
@@ -43,13 +42,13 @@ from fedshot.deploy.flower.node_registry import (
     Transport,
 )
 from fedshot.deploy.flower.setup import Setup
+from fedshot.fleets.guard import MAX_METRICS, METRIC_NAME
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, PerClient, Reply
 from fedshot.protocol.reducers import NOT_FINITE, Gather, Mean, Sum
 
 _MAX_REPLY = 32 << 20  # bytes of a reply, unless that of one client has more
 _MAX_ORDERS = 200  # a node with more pending orders gets no work
-_MAX_METRICS, _METRIC = 64, re.compile(r"\w[\w .:@%+-]{0,63}")
 _MAX_UNKNOWN = 200  # total length of the names of unknown parts
 _REDUCERS: dict[str, type[Any]] = {"mean": Mean, "sum": Sum, "gather": Gather}  # names in messages
 _BY_CLASS = "mean by class"  # name of a `Mean` whose rows belong to classes
@@ -410,10 +409,10 @@ def _check_names(up: Any, metrics: Any, exchange: Exchange) -> None:
     unknown = set(up) - set(exchange.reduce) if isinstance(up, dict) else set()
     if sum(map(len, unknown)) > _MAX_UNKNOWN:
         raise CodecError(f"its reply has {len(unknown)} unknown parts")
-    if not isinstance(metrics, dict) or len(metrics) > _MAX_METRICS:
-        raise CodecError(f"its reply does not have at most {_MAX_METRICS} metrics")
+    if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
+        raise CodecError(f"its reply does not have at most {MAX_METRICS} metrics")
     for name, value in metrics.items():
-        if not _METRIC.fullmatch(name):
+        if not METRIC_NAME.fullmatch(name):
             raise CodecError(f"it has a metric named {short(name, 64)!r}")
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise CodecError(f"metric {name!r} is not one number")

@@ -19,7 +19,8 @@ allowed. With `min_local_steps` above 1, the gradient of a single step may not b
 `most_seconds`, the remaining clients are skipped. The server chooses the model, the method and its
 options; a policy excludes the worst choices, but does not make uploads private. `min_noise` refuses
 runs without `run.secure_sums`, in which the server adds the noise and a node cannot know whether it
-does.
+does. In cohorts from 62 on, the neighbours of a client alone must add as much. Clients whom the
+server invents add none: only a node with `--peers` refuses these.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.serialised import short
 from fedshot.core.tree import Tree
+from fedshot.privacy.secure_sums.neighbourhoods import degree, needed
 from fedshot.protocol.method import BATCH_OPTIONS, STEP_OPTIONS
 from fedshot.runs.private_runs import client_noise
 
@@ -114,16 +116,24 @@ class Policy:
                     raise PolicyError(self._describe(line, f"method.{option} {short(value, 60)}"))
         if self.secure_sums and not config.run.secure_sums:
             raise PolicyError(self._describe("secure_sums", "uploads that are not masked"))
-        if self.min_noise is not None:
-            noise = client_noise(config, clients)
-            if noise is None or noise.mechanism.noise < self.min_noise:
-                asked = "uploads to which clients add no noise"
-                if noise is not None:
-                    asked = f"privacy.noise {noise.mechanism.noise:g}"
-                raise PolicyError(self._describe("min_noise", asked))
+        if self.min_noise is not None and (asked := self._weak_noise(config, clients)):
+            raise PolicyError(self._describe("min_noise", asked))
         cohort = min(config.run.cohort or clients, clients)
         if self.min_cohort is not None and cohort < self.min_cohort:
             raise PolicyError(self._describe("min_cohort", f"a cohort of {cohort}"))
+
+    def _weak_noise(self, config: Config, clients: int) -> str:
+        """Return how a run's noise falls short of `min_noise`, or ""."""
+        assert self.min_noise is not None
+        noise = client_noise(config, clients)
+        if noise is None:
+            return "uploads to which clients add no noise"
+        if noise.mechanism.noise < self.min_noise:
+            return f"privacy.noise {noise.mechanism.noise:g}"
+        seen = noise.seen(noise.cohort, needed(noise.threshold, degree(noise.cohort) + 1))
+        if seen < self.min_noise:
+            return f"cohorts of {noise.cohort}, in which a client's neighbours add {seen:.2g}"
+        return ""
 
     def check_seconds(self, seconds: float) -> None:
         """Raise PolicyError if the work for one message has taken too long."""

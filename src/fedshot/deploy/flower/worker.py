@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import time
@@ -99,18 +100,22 @@ class ClientRuntime:
         tell: logs errors of single clients.
         noise: how clients clip and what noise they add in secure sums; None for neither.
         signatures: sign the keys of secure sums and check those of others; None for neither.
+        min_noise: least noise in secure sums, as in the node's policy.
     """
 
     def __init__(
         self, method: Method[Any], fleet: Sequential, clients: Collection[int], folder: Path, *,
         run: RunOptions = _ONE_THREAD, tell: Callable[[str], None] = print,
         noise: ClientNoise | None = None, signatures: Signatures | None = None,
+        min_noise: float = 0.0,
     ) -> None:  # fmt: skip
+        self._noisy = noise is not None
         self._method, self._store, self._clients = method, fleet.host.store, frozenset(clients)
         self._fleet, self._folder, self._run, self._tell = fleet, folder, run, tell
         self._masking = MaskingClients(
-            fleet, noise=noise, threshold=run.secure_threshold, signatures=signatures
-        )
+            fleet, noise=noise, threshold=run.secure_threshold, signatures=signatures,
+            min_noise=min_noise,
+        )  # fmt: skip
         self._session, self._done = 0, 0
         self._sealed: Seal = NO_SEAL
         if (path := folder / "life.json").exists():
@@ -123,11 +128,11 @@ class ClientRuntime:
     def of(
         cls, setup: Setup, config: Config, data: NodeData, folder: Path, *,
         workers: int, device: str, tell: Callable[[str], None],
-        signatures: Signatures | None = None,
+        signatures: Signatures | None = None, min_noise: float = 0.0,
     ) -> ClientRuntime:  # fmt: skip
         """Return the runtime for a run that a server has announced; `config` is `setup.config()`.
 
-        `workers` and `device` are as in `Worker`; `tell` and `signatures` are as in the class.
+        `workers` and `device` are as in `Worker`; the other arguments are as in the class.
 
         Raises:
             ConfigError: the node's data do not fit the run.
@@ -151,7 +156,7 @@ class ClientRuntime:
         noise = client_noise(config, setup.clients, secret=True)
         return cls(
             method, fleet, data.clients, folder, run=run, tell=tell, noise=noise,
-            signatures=signatures,
+            signatures=signatures, min_noise=min_noise,
         )  # fmt: skip
 
     def start_session(self, session: int, base: Seal) -> None:
@@ -236,9 +241,11 @@ class ClientRuntime:
             raise CodecError(f"{self._method.name} has no client work {name[:60]!r}")
         if phase not in ("train", "evaluate"):
             raise CodecError(f"unknown phase {short(phase, 20)!r}")
-        # Predictions of a client's model on test episodes draw nothing from its data.
+        # Predictions of a client's model on test episodes draw nothing from its data; but the
+        # model has learned from them, so that with noise by the clients they are not sent, either.
         open_upload = not step and masking is None
-        if self._run.secure_sums and open_upload and (phase == "train" or client_work.draw_name):
+        uses_data = phase == "train" or client_work.draw_name or self._noisy
+        if self._run.secure_sums and open_upload and uses_data:
             raise CodecError(
                 "run.secure_sums is true, but replies that are not masked are asked for"
             )
@@ -277,9 +284,12 @@ class ClientRuntime:
                 arrival = self._fleet.host.serve(unmasked(exchange), client)
                 yield self._masking.masked(exchange, arrival)
             except Exception as error:
-                text = _reason(error)
+                text = _reason(error, self._folder)
                 self._tell(warning(f"client {client} failed: {text}"))
-                yield Arrival(client, None, Fault("lost", text))
+                if exchange.masking is not None:  # the text may say what the client holds
+                    text = "its work failed; the node's log says why"
+                found = Fault("refused" if self._noisy else "lost", text)
+                yield self._masking.masked(exchange, Arrival(client, None, found))
 
     def _open_seal(self, round: int, sha: str) -> None:
         """Make a round's permanent private states, with the hash `sha`, readable; change none."""
@@ -360,10 +370,10 @@ class Worker:
         try:
             self._handle(wire_message, reply)
         except (CodecError, FedshotError) as error:
-            reply = WireMessage({"id": id, "refused": without_paths(str(error))})
+            reply = WireMessage({"id": id, "refused": without_paths(str(error), self._folder)})
             self._tell(warning(f"refused: {error}"))
         except Exception as error:
-            reply = WireMessage({"id": id, "failed": _reason(error)})
+            reply = WireMessage({"id": id, "failed": _reason(error, self._folder)})
             self._tell(at_level("error", traceback.format_exc()))
         reply.head["seconds"] = time.perf_counter() - start
         self.log(wire_message.head, reply)
@@ -422,7 +432,7 @@ class Worker:
             held = key, ClientRuntime.of(
                 setup, config, self._data, folder,
                 workers=self._workers, device=self._device, tell=self._tell,
-                signatures=self._signatures,
+                signatures=self._signatures, min_noise=self._policy.min_noise or 0.0,
             )  # fmt: skip
             self._runtimes = {setup.run: held}  # the states of other runs stay on disk
         return held[1]
@@ -494,14 +504,20 @@ def _key(parts: list[Any]) -> Key:
     return Key(root, tuple(path))
 
 
-def without_paths(text: str) -> str:
-    """Return a text with every absolute path shortened to its file name."""
+def without_paths(text: str, *roots: Path) -> str:
+    """Return a text with every absolute path shortened to its file name.
+
+    A path with a space or an apostrophe does not show where it ends; it is shortened if it begins
+    with the home folder, the working folder or one of `roots`.
+    """
+    for root in (*roots, Path.cwd(), Path.home()):
+        text = text.replace(f"{root}{os.sep}", "")
     return _FOLDERS.sub("", text)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, *roots: Path) -> str:
     """Return an error's type and text, without paths."""
-    return without_paths(f"{type(error).__name__}: {error}"[:2000])
+    return without_paths(f"{type(error).__name__}: {error}"[:2000], *roots)
 
 
 def _put(arrival: Arrival, wire_message: WireMessage) -> dict[str, Any]:

@@ -97,6 +97,14 @@ class ClientNoise:
               for name, part in self.mechanism.clipped(reply.up).items()}  # fmt: skip
         return reply._replace(up=up, weight=1.0, metrics={})
 
+    def seen(self, cohort: int, left: int) -> float:
+        """Return the noise multiplier of what `left` of a cohort's clients add, without one's own.
+
+        From 62 clients on, a client sees its neighbours alone: a server may have put only these
+        into the sum.
+        """
+        return self.mechanism.noise * math.sqrt((left - 1) / (needed(self.threshold, cohort) - 1))
+
     def share(self, sums: Mapping[str, Sum], cohort: int, key: Key) -> Ints:
         """Return a client's noise, int64 [n], in the order of the integers of an `Element`.
 

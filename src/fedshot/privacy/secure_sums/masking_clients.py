@@ -105,6 +105,7 @@ class MaskingClients(Wrapper):
         threshold: the least share of the group of a client and its neighbours whose help is needed
             to recover the client's secrets. A client refuses a server that asks for fewer.
         signatures: sign the clients' keys, and check those of others; None for neither.
+        min_noise: the least noise multiplier that those whom a client masks with must add.
     """
 
     def __init__(
@@ -114,10 +115,11 @@ class MaskingClients(Wrapper):
         noise: ClientNoise | None = None,
         threshold: float = 0.5,
         signatures: Signatures | None = None,
+        min_noise: float = 0.0,
     ) -> None:
         super().__init__(fleet)
         self._random_bytes, self._noise = random_bytes, noise
-        self._threshold, self._signatures = threshold, signatures
+        self._threshold, self._signatures, self._min_noise = threshold, signatures, min_noise
         self._secrets: dict[int, _Secrets] = {}
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
@@ -134,7 +136,7 @@ class MaskingClients(Wrapper):
         """Return a client's arrival with its reply masked, if the exchange asks for it.
 
         A reply with a fault is not sent, since the server could not see the fault. If clients add
-        noise, zeros are sent in its place.
+        noise, zeros are sent in its place, so that nobody learns of the fault.
         """
         client, reply, found = arrival
         if exchange.masking is None:
@@ -250,6 +252,11 @@ class MaskingClients(Wrapper):
             raise _RefusedError(f"the sum is one of {cohort} clients, not of {self._noise.cohort}")
         if degree(cohort) == cohort - 1 and left < needed(self._noise.threshold, cohort):
             raise _RefusedError(f"{left} of {cohort} clients are too few for the noise of a sum")
+        if (seen := self._noise.seen(cohort, left)) < self._min_noise:
+            raise _RefusedError(
+                f"the client and its {left - 1} neighbours add noise of {seen:.2g}, and the policy "
+                f"of this node has min_noise {self._min_noise:g}"
+            )
 
     def _unmask(self, exchange: Exchange, client: int, message: Tree) -> Tree:
         """Return the client's shares of one seed of each neighbour and of the client's self seed.

@@ -46,7 +46,12 @@ def sign(client: int, other: int) -> int:
 
 
 def point(client: int) -> int:
-    """Return the point x of a client: its share of a secret is f(x), as in `shamir.split`."""
+    """Return the point x of a client: its share of a secret is f(x), as in `shamir.split`.
+
+    Raises ValueError for a negative client: f(0) is the secret itself.
+    """
+    if client < 0:
+        raise ValueError(f"client {client} is negative")
     return client + 1
 
 

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fedshot.core.serialised import short
 from fedshot.core.tree import Tree
+from fedshot.fleets.guard import MAX_METRICS, METRIC_NAME
 from fedshot.privacy.secure_sums.ciphers import KEY_BYTES, TAG_BYTES
 from fedshot.privacy.secure_sums.client_noise import ClientNoise
 from fedshot.privacy.secure_sums.masking_clients import KEYS, SHARES, UNMASK
@@ -268,6 +270,11 @@ class _MaskedReplies(Reducer):
     def fault(self, client: int, part: Tree, weight: float) -> str | None:
         """Return why this part cannot be added."""
         held: Any = part.get("metrics") if isinstance(part, Mapping) else None
+        if isinstance(held, Mapping):
+            if len(held) > MAX_METRICS:
+                return f"its reply has more than {MAX_METRICS} metrics"
+            if odd := [name for name in held if not METRIC_NAME.fullmatch(str(name))]:
+                return f"it has a metric named {short(str(odd[0]), 64)!r}"
         like = {
             **self.layout.like(),
             "weight": _bytes(SCALAR_BYTES),
