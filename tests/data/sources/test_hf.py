@@ -137,7 +137,7 @@ def test_an_image_elsewhere_on_this_machine_is_not_read(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", fake)
     (tmp_path / "mine").mkdir()
     Image.new("RGB", (6, 4)).save(tmp_path / "mine" / "1.png")
-    with pytest.raises(DataError, match="1.png, outside .* and the cache of"):
+    with pytest.raises(DataError, match=r"1\.png, outside .* and the cache of"):
         HF(str(tmp_path / "other"), image="image").load(None)
     assert HF(str(tmp_path / "mine"), image="image").load(None).shape == (4, 6, 3)
 
