@@ -28,7 +28,7 @@ from fedshot.privacy.differential import ClientLevel, Mechanism
 from fedshot.privacy.private_clients import PrivateClients
 from fedshot.privacy.secure_sums.client_noise import MAX_POPULATION, ClientNoise, NoisyClients
 from fedshot.privacy.secure_sums.masking_clients import MaskingClients, simulated
-from fedshot.privacy.secure_sums.neighbourhoods import needed
+from fedshot.privacy.secure_sums.neighbourhoods import LARGEST_COMPLETE, degree, needed
 from fedshot.privacy.secure_sums.server_sum import SecureSums
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Arrival, Exchange, Fleet, Outcome
@@ -191,6 +191,7 @@ def test_a_client_counts_the_noise_of_its_neighbours_alone_where_it_sees_no_othe
     """A server could give each client few neighbours and claim a cohort of thousands."""
     noise = ClientNoise(Mechanism(1.0, 1.0), THRESHOLD, 10**4, 10**4)
     assert noise.seen(61, needed(THRESHOLD, 61)) == 1.0
+    assert (degree(LARGEST_COMPLETE), degree(LARGEST_COMPLETE + 1)) == (60, 60)
     assert noise.seen(1000, needed(THRESHOLD, 101)) == pytest.approx(math.sqrt(66 / 659))
     parts = {c: {"a": ZEROS} for c in IDS}
 

@@ -218,8 +218,9 @@ def test_an_evaluation_is_not_masked() -> None:
 class Server:
     """Sends a client of five the messages of a secure sum."""
 
-    def __init__(self, n: int = 5) -> None:
-        self.clients, self.asked = MaskingClients(Replies(), simulated), exchange(n)
+    def __init__(self, n: int = 5, min_cohort: int = 0) -> None:
+        self.clients = MaskingClients(Replies(), simulated, threshold=0.6, min_cohort=min_cohort)
+        self.asked = exchange(n)
         self.ids = list(range(n))
 
     def ask(self, step: str, client: int, message: Tree = (), **changes: Any) -> Any:
@@ -299,6 +300,9 @@ def test_a_client_masks_one_upload_in_an_exchange_and_not_with_too_few() -> None
     assert server.mask(0) == "it has sent a masked upload in this exchange already"
     server.ids = [0, 1, 2]
     assert server.mask(1) == "2 of its 4 neighbours are left"
+    server = Server(min_cohort=9).to_masks()
+    assert server.mask(0) == "4 of its 4 neighbours are left", "0.6 of 9 are 6"
+    assert Server(min_cohort=8).to_masks().mask(0)["vector"].shape == (16,)
 
 
 def test_a_share_that_was_changed_on_the_way_is_refused() -> None:

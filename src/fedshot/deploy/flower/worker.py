@@ -100,21 +100,21 @@ class ClientRuntime:
         tell: logs errors of single clients.
         noise: how clients clip and what noise they add in secure sums; None for neither.
         signatures: sign the keys of secure sums and check those of others; None for neither.
-        min_noise: least noise in secure sums, as in the node's policy.
+        policy: its `min_noise` and `min_cohort` hold in secure sums, too.
     """
 
     def __init__(
         self, method: Method[Any], fleet: Sequential, clients: Collection[int], folder: Path, *,
         run: RunOptions = _ONE_THREAD, tell: Callable[[str], None] = print,
         noise: ClientNoise | None = None, signatures: Signatures | None = None,
-        min_noise: float = 0.0,
+        policy: Policy = NO_BOUNDS,
     ) -> None:  # fmt: skip
         self._noisy = noise is not None
         self._method, self._store, self._clients = method, fleet.host.store, frozenset(clients)
         self._fleet, self._folder, self._run, self._tell = fleet, folder, run, tell
         self._masking = MaskingClients(
             fleet, noise=noise, threshold=run.secure_threshold, signatures=signatures,
-            min_noise=min_noise,
+            min_noise=policy.min_noise or 0.0, min_cohort=int(policy.min_cohort or 0),
         )  # fmt: skip
         self._session, self._done = 0, 0
         self._sealed: Seal = NO_SEAL
@@ -128,7 +128,7 @@ class ClientRuntime:
     def of(
         cls, setup: Setup, config: Config, data: NodeData, folder: Path, *,
         workers: int, device: str, tell: Callable[[str], None],
-        signatures: Signatures | None = None, min_noise: float = 0.0,
+        signatures: Signatures | None = None, policy: Policy = NO_BOUNDS,
     ) -> ClientRuntime:  # fmt: skip
         """Return the runtime for a run that a server has announced; `config` is `setup.config()`.
 
@@ -156,7 +156,7 @@ class ClientRuntime:
         noise = client_noise(config, setup.clients, secret=True)
         return cls(
             method, fleet, data.clients, folder, run=run, tell=tell, noise=noise,
-            signatures=signatures, min_noise=min_noise,
+            signatures=signatures, policy=policy,
         )  # fmt: skip
 
     def start_session(self, session: int, base: Seal) -> None:
@@ -432,7 +432,7 @@ class Worker:
             held = key, ClientRuntime.of(
                 setup, config, self._data, folder,
                 workers=self._workers, device=self._device, tell=self._tell,
-                signatures=self._signatures, min_noise=self._policy.min_noise or 0.0,
+                signatures=self._signatures, policy=self._policy,
             )  # fmt: skip
             self._runtimes = {setup.run: held}  # the states of other runs stay on disk
         return held[1]

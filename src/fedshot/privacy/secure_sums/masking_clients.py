@@ -39,7 +39,12 @@ from fedshot.privacy.secure_sums.masks import (
     sign,
     text,
 )
-from fedshot.privacy.secure_sums.neighbourhoods import MIN_CLIENTS, degree, needed
+from fedshot.privacy.secure_sums.neighbourhoods import (
+    LARGEST_COMPLETE,
+    MIN_CLIENTS,
+    degree,
+    needed,
+)
 from fedshot.privacy.secure_sums.ring import Layout, encode, to_bytes
 from fedshot.privacy.secure_sums.shamir import SECRET_BYTES, SHARE_BYTES, split
 from fedshot.protocol.exchange import MASKED, Arrival, Exchange, Fault, Fleet, Masking, Reply
@@ -106,6 +111,8 @@ class MaskingClients(Wrapper):
             to recover the client's secrets. A client refuses a server that asks for fewer.
         signatures: sign the clients' keys, and check those of others; None for neither.
         min_noise: the least noise multiplier that those whom a client masks with must add.
+        min_cohort: as if a cohort had at least as many clients, `threshold` of them must be in a
+            sum. More than 61 count as 61: a client sees no more for certain.
     """
 
     def __init__(
@@ -116,10 +123,12 @@ class MaskingClients(Wrapper):
         threshold: float = 0.5,
         signatures: Signatures | None = None,
         min_noise: float = 0.0,
+        min_cohort: int = 0,
     ) -> None:
         super().__init__(fleet)
         self._random_bytes, self._noise = random_bytes, noise
         self._threshold, self._signatures, self._min_noise = threshold, signatures, min_noise
+        self._fewest = needed(threshold, min(min_cohort, LARGEST_COMPLETE))
         self._secrets: dict[int, _Secrets] = {}
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
@@ -221,7 +230,7 @@ class MaskingClients(Wrapper):
         if own.masked_with is not None:
             raise _RefusedError("it has sent a masked upload in this exchange already")
         others = tuple(c for c in own.pair_keys if c in masking.clients)
-        if len(others) + 1 < max(own.threshold, MIN_CLIENTS):
+        if len(others) + 1 < max(own.threshold, self._fewest):
             raise _RefusedError(f"{len(others)} of its {len(own.pair_keys)} neighbours are left")
         own.masked_with = others
         if self._noise is None:
@@ -273,7 +282,7 @@ class MaskingClients(Wrapper):
             raise _RefusedError(
                 "the server asks for shares of other clients than it has masked with"
             )
-        if lost.count(False) + 1 < max(own.threshold, MIN_CLIENTS):
+        if lost.count(False) + 1 < max(own.threshold, self._fewest):
             raise _RefusedError(f"{lost.count(False) + 1} clients are too few for a sum")
         if self._noise is not None:
             self._check_cohort(own.cohort, lost.count(False) + 1)

@@ -16,6 +16,9 @@ from fedshot.core.seeds import Key
 MIN_CLIENTS = 3
 """Fewest clients of a secure sum; of two, each could subtract its own upload from the sum."""
 
+LARGEST_COMPLETE = 61
+"""Most clients of a cohort in which each is a neighbour of all others."""
+
 
 def needed(threshold: float, n: int) -> int:
     """Return `threshold` times n clients, rounded up, and at least `MIN_CLIENTS`."""
