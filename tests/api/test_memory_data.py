@@ -13,6 +13,7 @@ from PIL import Image
 from torch.utils.data import TensorDataset
 
 import fedshot as fs
+from fedshot.api.training import given_settings
 
 PIXELS = np.arange(4 * 2 * 3 * 3, dtype=np.uint8).reshape(4, 2, 3, 3)  # [n, H, W, C]
 
@@ -128,6 +129,8 @@ def test_named_classes_of_a_hugging_face_dataset_are_its_names():
         ((PIXELS[:0], []), "no examples"),
         ((PIXELS * 3.0, [0, 1, 0, 1]), r"expected floating point pixels in \[0, 1\]"),
         ([1, 2], "not pairs"),
+        ((np.zeros((4, 3, 8, 8), np.uint8), [0, 1, 0, 1]), r"\[4, 3, 8, 8\], channels first"),
+        (([np.zeros((1, 8, 8), np.uint8)] * 4, [0, 1, 0, 1]), r"image 0: .*, channels first"),
         (([{}, {}], [0, 1]), "example 0 is of type dict"),
         (pd.DataFrame({"a": [1], "label": [1]}), "none is named 'text', 'image' or 'path'"),
     ],
@@ -135,3 +138,22 @@ def test_named_classes_of_a_hugging_face_dataset_are_its_names():
 def test_what_is_no_dataset_is_refused(data, text):
     with pytest.raises(fs.DataError, match=text):
         fs.as_dataset(data)
+
+
+def test_what_cannot_be_trained_on_is_refused(tmp_path):
+    """And never replaced by the default data."""
+    with pytest.raises(fs.ConfigError, match="data is empty"):
+        fs.train(data={}, progress=False, out=tmp_path / "run")
+    for path in (tmp_path, str(tmp_path)):
+        with pytest.raises(fs.ConfigError, match=r"a file or folder\. Say .*'name': 'folder'"):
+            fs.train(data=path, progress=False, out=tmp_path / "run")
+    with pytest.raises(fs.DataError, match=r"has 2 classes, and training, .* at least 3 in all"):
+        fs.train(data=(PIXELS, [0, 1, 0, 1]), progress=False, out=tmp_path / "run")
+    with pytest.raises(fs.DataError, match="size is 'big'"):
+        fs.as_dataset((PIXELS, [0, 1, 0, 1]), size="big")
+
+
+def test_numbers_of_numpy_are_options():
+    given, _ = given_settings(None, {"run.rounds": np.int64(2), "method.mu": np.float32(0.5)})
+    assert given == {"run": {"rounds": 2}, "method": {"mu": 0.5}}
+    assert [type(x) for x in (given["run"]["rounds"], given["method"]["mu"])] == [int, float]

@@ -225,7 +225,7 @@ NAN = "part 'x': holds a value that is not finite"
         ([Fault("refused", NAN), Fault("refused", NAN), Fault("lost", "gone")], True),
         ([Fault("refused", NAN), Fault("lost", "gone")], False),
         ([Fault("lost", f"a node says that it {NAN}")] * 3, False),
-        ([Fault("refused", "the weight is 0.0, expected a finite number above 0")] * 3, False),
+        ([Fault("refused", "the weight is 0.0"), Fault("lost", "gone")], False),
     ],
 )
 def test_only_values_that_are_not_finite_or_too_large_are_divergence(
@@ -241,9 +241,31 @@ def test_only_values_that_are_not_finite_or_too_large_are_divergence(
     assert ("lower the step sizes" in str(error.value)) is diverges
 
 
+def test_replies_that_are_all_refused_for_their_form_are_the_methods_fault() -> None:
+    """Neither a lower quorum nor another try can help: the error is not one to retry."""
+
+    class Faulty(Loop):
+        def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+            fault = Fault("refused", "part 'x' is float32[1], expected float32[2]")
+            yield from (Arrival(c, None, fault) for c in exchange.to)
+
+    with pytest.raises(MethodError, match=r"0 of 3 clients .* Correct the method: what it uploads"):
+        ask(Clients(Faulty(), range(9)), range(3))
+
+
 def test_nobody_asked_is_no_quorum() -> None:
     with pytest.raises(QuorumError, match="0 of 0 clients"):
         ask(Clients(Loop(), range(4)), [])
+
+
+def test_a_draw_function_that_does_not_exist_is_named() -> None:
+    class Misspelt(Echo):
+        @client_work(draw="drawn")
+        def echo(self, down: Any, private: Any, drawn: Any) -> Any:
+            return None
+
+    with pytest.raises(MethodError, match=r"Misspelt has no function 'drawn'\. Correct the name"):
+        ask(Clients(Loop(), range(4)), [1], work=Misspelt().echo)
 
 
 @pytest.mark.parametrize("work", [Echo().unmarked, Echo.echo, lambda *_: None])

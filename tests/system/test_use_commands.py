@@ -199,7 +199,7 @@ def test_texts_in_tables_are_answered_by_line(
         "q.jsonl, line 1", "q.jsonl, line 4",
     ]  # fmt: skip
     assert "q.jsonl, line 2 has no words" in err
-    assert "q.jsonl, line 3: 'text' is empty or NoneType; expected a text" in err
+    assert "q.jsonl, line 3: 'text' is of type NoneType; expected a text" in err
     assert "2 texts classified, 2 skipped; learnt from 4 texts of 2 classes" in err
     shown = page.read_text(encoding="utf-8")
     assert said[26] in shown

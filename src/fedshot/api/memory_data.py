@@ -15,7 +15,14 @@ from torch import Tensor
 from fedshot.core.errors import DataError, InputError, nearest
 from fedshot.data.dataset import Dataset, Features, Ints, Pixels
 from fedshot.data.example_inputs import Pictures, read_text
-from fedshot.data.files.images import SUFFIXES, check_channels, check_side, decode, to_array
+from fedshot.data.files.images import (
+    SUFFIXES,
+    check_channels,
+    check_layout,
+    check_side,
+    decode,
+    to_array,
+)
 from fedshot.data.files.places import find_data_dir
 from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.embedding import TextOptions
@@ -245,6 +252,7 @@ def _pixels(x: Any, size: int | None, channels: int | None) -> Pixels:
     if isinstance(x, np.ndarray) and x.dtype != object and x.ndim in (3, 4):
         x = as_bytes(x, "the images")
         x = x[..., None] if x.ndim == 3 else x
+        check_layout(x.shape, "the images")
         if size is None and channels in (None, x.shape[-1]):
             return np.ascontiguousarray(x)
     images = [_image(one, i, size, channels) for i, one in enumerate(x)]
@@ -278,6 +286,7 @@ def _image(one: Any, i: int, size: int | None, channels: int | None) -> Pixels:
         )
     pixels = as_bytes(one, f"image {i}")
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    check_layout(pixels.shape, f"image {i}")
     held = channels or (3 if size and pixels.shape[-1] == 4 else pixels.shape[-1])
     return Pictures((*(square or pixels.shape[:2]), held)).read(np.ascontiguousarray(pixels), i)
 

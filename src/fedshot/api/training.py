@@ -10,12 +10,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedshot.api.memory_data import as_dataset
 from fedshot.api.progress import shown
 from fedshot.api.training_run import TrainingRun
 from fedshot.config import settings as trees
 from fedshot.config.load import Config, load, merge_over
-from fedshot.config.registry import NONE, expand_name, expand_names
+from fedshot.config.registry import KINDS, NONE, expand_name, expand_names
 from fedshot.config.settings import Settings
 from fedshot.core import shutdown
 from fedshot.core.console import log_shown, tell
@@ -236,6 +238,14 @@ def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, An
             raise ConfigError(f"there is no option {key!r}. Did you mean {close[0]!r}?")
         for path in _WITHOUT_SECTION.get(key, (key,)):
             trees.put(given, path, expand_name(path, _plain(value)))
+    if isinstance(data, Mapping) and not data:
+        raise ConfigError("data is empty; expected a data set, or no `data` for the default.")
+    is_name = isinstance(data, str) and data in KINDS["data"][0]
+    if isinstance(data, str | os.PathLike) and not is_name and Path(data).expanduser().exists():
+        raise ConfigError(
+            f"data is {os.fspath(data)!r}, a file or folder. Say what it holds, for images in a "
+            f"folder for each class: data={{'name': 'folder', 'path': {os.fspath(data)!r}}}."
+        )
     if data is None or isinstance(data, str) or is_settings(data):
         if data is not None:
             trees.put(given, "data", expand_name("data", _plain(data)))
@@ -253,6 +263,8 @@ def _plain(value: Any) -> Any:
     """Return a value in a configuration's types: paths become text, mappings become dicts."""
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, np.generic):
+        return value.item()
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 

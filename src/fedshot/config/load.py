@@ -347,8 +347,8 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
     name = value_of("name", str, tree.pop("name", "run"))
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"name is {name[:120]!r}; expected up to 100 letters, digits, '.', '_' and '-', "
-            "because it names a folder."
+            f"name is {name[:120]!r}; expected up to 100 letters from a to z, digits, '.', "
+            "'_' and '-', because it names a folder."
         )
     seed = value_of("seed", int, tree.pop("seed", 0))
     kinds = {path: _take_kind(tree, path) for path in KINDS}

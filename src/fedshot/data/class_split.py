@@ -12,8 +12,10 @@ import numpy as np
 
 from fedshot.core.errors import ConfigError, DataError, nearest
 from fedshot.core.seeds import Key
+from fedshot.core.text import count
 from fedshot.data.dataset import Dataset, first_twice
 
+_FEWEST = 3  # classes of data that are split by themselves
 _MANY = 30  # number of classes above which an error lists only the closest ones
 _FEW = 5  # maximum number of classes in an error
 _INTEGER = re.compile(r"([+-]?[0-9]{1,18})(?:\.0+)?")  # a name that is an integer, such as 7 or 7.0
@@ -102,6 +104,12 @@ def random_shares(dataset: Dataset) -> tuple[int, int, int]:
     test, and the others for training.
     """
     classes = len(np.unique(dataset.y))
+    if classes < _FEWEST:
+        raise DataError(
+            f"{dataset.name} has {count(classes, 'class', 'classes')}, and training, validation "
+            f"and test need classes of their own, at least {_FEWEST} in all. Add examples of "
+            "more classes."
+        )
     held_out = max(1, classes // 5)
     return classes - 2 * held_out, held_out, held_out
 

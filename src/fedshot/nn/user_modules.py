@@ -107,6 +107,20 @@ def called(factory: Callable[..., Any], args: Mapping[str, Any], name: str) -> n
     return made
 
 
+OF_OTHERS = (
+    "gives an example other features alone than among others, and a prediction must not depend on "
+    "other queries. Remove from the module's forward what mixes the examples of a batch, and noise."
+)
+"""The error for what `alike` finds; it follows the name of the option."""
+
+
+def alike(x: Tensor, y: Tensor, tolerance: float = 1e-3) -> bool:
+    """Whether features are equal, but for rounding, which depends on the size of the batch."""
+    if x.shape != y.shape or not x.isfinite().all():
+        return x.shape == y.shape  # what is not finite is refused elsewhere
+    return torch.allclose(x, y, rtol=tolerance, atol=tolerance * float(x.abs().max()))
+
+
 def check_features(found: Any, n: int, option: str) -> Tensor:
     """Return `found`, the output of a module for n examples.
 

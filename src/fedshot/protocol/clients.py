@@ -161,6 +161,11 @@ class Clients:
                 "Values that are not finite or too large mean that training diverges: lower the "
                 "step sizes, in a new run under another --name.",
             )
+        if outcome.faults and all(f.kind == "refused" for f in outcome.faults.values()):
+            raise MethodError(
+                f"{text} Every reply was refused for its form, so rounds to come would be, too. "
+                "Correct the method: what it uploads must be what its exchange declares."
+            )
         raise QuorumError(
             text,
             "To continue, lower run.quorum, or set run.below_quorum to 'skip', in the run's "

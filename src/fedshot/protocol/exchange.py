@@ -83,6 +83,12 @@ class ClientWork:
                 f"{name} is not client work: decorate the method's function with "
                 "@client_work(draw=...) and pass it bound, as in self.train."
             )
+        draw: str | None = bound.draw
+        if draw is not None and not callable(getattr(owner, draw, None)):
+            raise MethodError(
+                f"{name} is decorated with @client_work(draw={draw!r}), and "
+                f"{type(owner).__name__} has no function {draw!r}. Correct the name."
+            )
         return cls(owner, name)
 
     @property

@@ -523,7 +523,7 @@ def test_a_member_that_is_no_array_is_refused(tmp_path):
 
 def test_channels_first_are_told_from_pixels(tmp_path):
     source = saved(tmp_path, x=np.zeros((6, 3, 8, 8), np.uint8), y=np.arange(6) % 2)
-    with pytest.raises(DataError, match=r"channels first; .* Write x.transpose\(0, 2, 3, 1\)"):
+    with pytest.raises(DataError, match=r"channels first; .* Write np.moveaxis\(x, -3, -1\)"):
         source.load(None)
 
 

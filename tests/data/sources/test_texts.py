@@ -95,9 +95,9 @@ def test_a_byte_order_mark_and_labels_that_are_numbers_are_fine(tmp_path, vector
         ("m.csv", 'text,label\ncat,a\ndog,"b\ncat,a\n', "line 3: a double quote opens"),
         ("m.csv", 'label,text\na,"x\ny"\nb,"dog\n' + "a,cat\n" * 40_000, "line 4: .* begins here"),
         ("m.tsv", "text;label\ncat;a\n".replace("label", "kind"), "there is no 'label'"),
-        ("m.jsonl", '{"text": 3, "label": "a"}\n', "line 1: 'text' is empty or int"),
-        ("m.jsonl", '{"text": "cat", "label": true}\n', "'label' is empty or bool"),
-        ("m.jsonl", '{"text": "cat", "label": null}\n', "'label' is empty or NoneType"),
+        ("m.jsonl", '{"text": 3, "label": "a"}\n', "line 1: 'text' is of type int"),
+        ("m.jsonl", '{"text": "cat", "label": true}\n', "'label' is of type bool"),
+        ("m.jsonl", '{"text": "cat", "label": null}\n', "'label' is of type NoneType"),
         ("m.jsonl", '{"text": "cat", "label": "\\ud800"}\n', "cannot be written as text"),
         ("m.jsonl", "[" * 100_000, "line 1: not JSON"),
         ("m.jsonl", '{"text": "cat", "label": ' + "9" * 5000 + "}", "line 1: not JSON"),
@@ -188,7 +188,7 @@ def test_a_missing_file_is_named(vectors):
 
 def test_a_user_is_never_shown(tmp_path, vectors):
     content = '{"text": "cat", "label": "a", "who": ["Jane Roe"]}\n'
-    with pytest.raises(DataError, match="'who' is empty or list") as error:
+    with pytest.raises(DataError, match="'who' is of type list") as error:
         made(tmp_path, vectors, content, "m.jsonl", user="who").load(None)
     assert "Jane" not in str(error.value)
 

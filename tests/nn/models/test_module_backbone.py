@@ -204,7 +204,7 @@ def test_a_dropout_layer_that_is_used_twice_drops_other_elements_each_time() -> 
 
 
 def test_whether_a_module_can_be_stacked_is_decided_when_it_is_tried() -> None:
-    mine = model(Does(lambda net, h: h * float(h.sum())))
+    mine = model(Does(lambda net, h: torch.stack([one * float(one.detach().sum()) for one in h])))
     assert mine.backbone.vmappable
     mine.init(Key(0))
     assert not mine.backbone.vmappable
@@ -355,6 +355,9 @@ class Does(nn.Module):
             r"raises an error for examples of shape \[3, 1, 8, 8\]: RuntimeErr",
         ),
         (lambda net, h: h + torch.randn(3), "gives other features for the same examples"),
+        (lambda net, h: h - h.mean(0), "gives an example other features alone than among others"),
+        (lambda net, h: h.detach(), "gives features without a gradient"),
+        (lambda net, h: h / 0, "gives features that are not finite, before any training"),
         (lambda net, h: h + net.count.add_(1) * 0, "changes its tensor 'count' in a forward pass"),
     ],
 )
@@ -363,8 +366,14 @@ def test_a_module_without_pure_features_is_refused(fn: Any, message: str) -> Non
         model(Does(fn)).init(Key(0))
 
 
+def test_a_module_without_weights_to_train_is_no_backbone() -> None:
+    with pytest.raises(ConfigError, match=r"has no parameter that requires .* as `encoder`"):
+        model(nn.Flatten()).init(Key(0))
+    assert model(nn.Flatten(), tune="none").init(Key(0))[0] == {"body": {}}
+
+
 def test_the_number_of_features_may_not_change() -> None:
-    mine = model(Does(lambda net, h: h[:, : 2 + (len(h) == 3)]))
+    mine = model(Does(lambda net, h: h[:, : 2 + (len(h) <= 3)]))
     params, _ = mine.init(Key(0))
     with pytest.raises(ConfigError, match="gives 2 features here, and 3 before"):
         mine.features(params, {}, X, Mode())

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.errors import ConfigError, DataError, FedshotError
 from fedshot.data.dataset import Features, Kind, Pixels
-from fedshot.nn.user_modules import check_features
+from fedshot.nn.user_modules import OF_OTHERS, alike, check_features
 
 Block: TypeAlias = Pixels | tuple[str, ...]
 """Images, uint8 [n, H, W, C], or raw texts."""
@@ -119,9 +119,40 @@ class LoadedEncoder:
         Raises ConfigError if the module returns anything other than n rows of floats.
         """
         with torch.inference_mode():
-            found = self.network.module(_to(inputs, self.device))
-        found = check_features(found, n, "model.encoder")
+            found = self._features(inputs, n)
+            if not self._tried:
+                self._check(inputs, found)
+                self._tried.append(True)
         return np.ascontiguousarray(found.float().numpy(force=True))
+
+    @cached_property
+    def _tried(self) -> list[bool]:
+        """Empty until a block has been checked."""
+        return []
+
+    def _features(self, inputs: Any, n: int) -> Tensor:
+        module = self.network.module
+        try:
+            found = module(_to(inputs, self.device))
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+            if isinstance(error, FedshotError | torch.OutOfMemoryError):
+                raise
+            form = list(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
+            raise ConfigError(
+                f"model.encoder raises an error for inputs {form}: {type(error).__name__}: "
+                f"{error}. Change the module's forward, or choose other data."
+            ) from error
+        return check_features(found, n, "model.encoder")
+
+    def _check(self, inputs: Any, found: Tensor) -> None:
+        """Raise ConfigError unless an example has the same features in another batch."""
+        some = inputs if isinstance(inputs, Mapping) else {"x": inputs}
+        if not all(isinstance(value, Tensor) for value in some.values()):
+            return
+        first = {name: value[:1] for name, value in some.items()}
+        again = self._features(first if isinstance(inputs, Mapping) else first["x"], 1)
+        if not alike(found[:1], again, 0.02):
+            raise ConfigError(f"model.encoder {OF_OTHERS}")
 
 
 def _to(inputs: Any, device: torch.device) -> Any:

@@ -41,9 +41,18 @@ _DEEP = re.compile(r";16[BLN]")  # Pillow's raw modes of 16 bits a channel; BGR;
 
 def check_side(size: int | None, limit: int = _MAX_SIDE) -> None:
     """Raise DataError unless a side length in pixels is None or in 1..limit."""
-    if size is not None and not 1 <= size <= limit:
+    if size is not None and not (type(size) is int and 1 <= size <= limit):
         none = ", or none" if limit == _MAX_SIDE else ""
-        raise DataError(f"size is {size}; expected 1 to {limit} pixels{none}")
+        raise DataError(f"size is {size!r}; expected 1 to {limit} pixels{none}")
+
+
+def check_layout(shape: Sequence[int], name: str) -> None:
+    """Raise DataError if images [..., H, W, C] look like images with channels first."""
+    if len(shape) > 2 and shape[-3] in (1, 3) and shape[-1] not in (1, 3, 4):
+        raise DataError(
+            f"{name}: images are {list(shape)}, channels first; expected [n, height, width, "
+            "channels]. Write np.moveaxis(x, -3, -1)."
+        )
 
 
 def check_channels(channels: int) -> None:

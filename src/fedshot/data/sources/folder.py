@@ -129,7 +129,12 @@ def _classes(root: Path) -> tuple[list[Path], list[str]]:
                 )
         return [c for c, _ in placed], [part for _, part in placed]
     if not folders:
-        raise DataError(f"{root} holds no folders; expected one of images for each class")
+        pictures = sum(path.suffix.lower() in SUFFIXES for path in _shown(root))
+        lie = f", and {count(pictures, 'picture')} outside folders" if pictures else ""
+        raise DataError(
+            f"{root} holds no folders{lie}; expected one for each class, with its images. Move the "
+            "images of each class into a folder that has its name."
+        )
     return folders, []
 
 

@@ -19,6 +19,7 @@ from fedshot.data.files.bounded import (
     naming_damage,
     opened_zip,
 )
+from fedshot.data.files.images import check_layout
 from fedshot.data.sources.source import Source
 
 _ARRAYS = ("x", "y", "class_names", "users", "groups")
@@ -61,11 +62,7 @@ class Npz(Source):
             )
         if x.ndim == 3:
             x = x[..., None]
-        if x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[2] == x.shape[3] > 4:
-            raise DataError(
-                f"{self.path}: images are {list(x.shape)}, channels first; expected [n, height, "
-                "width, channels]. Write x.transpose(0, 2, 3, 1)."
-            )
+        check_layout(x.shape, self.path)
         y = self._ints("y", arrays["y"])
         names = arrays.get("class_names")
         if names is None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedshot.core.errors import DataError
 from fedshot.core.regular_files import open_regular, read_regular
-from fedshot.core.text import spelling
+from fedshot.core.text import count, spelling
 from fedshot.data.dataset import Dataset, Pixels, first_twice
 from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.embedding import TextOptions, raw_texts
@@ -239,7 +239,8 @@ def text_of(where: str, row: dict[str, Any], key: str) -> str:
 
 def _missing(key: str, row: dict[str, Any]) -> str:
     if key in row:
-        return f"{key!r} is empty or {type(row[key]).__name__}; expected a text"
+        held = "empty" if row[key] == "" else f"of type {type(row[key]).__name__}"
+        return f"{key!r} is {held}; expected a text. Fill it in, or remove the row."
     if "0" in row:
         return (
             f"there is no {key!r} in an array of {len(row)} values. Set `text` and `label` to "
@@ -247,8 +248,9 @@ def _missing(key: str, row: dict[str, Any]) -> str:
         )
     # Do not quote the fields: without a header, they are a row of data.
     return (
-        f"there is no {key!r} among its {len(row)} fields. Set `text`, `label` or `user`; a csv "
-        "needs a first line that names its columns."
+        f"there is no {key!r} among its {count(len(row), 'field')}. Set data.text, data.label or "
+        "data.user, in the file's own spelling; a csv needs a first line that names its columns, "
+        "with commas, semicolons or tabs between them."
     )
 
 

@@ -21,7 +21,7 @@ from fedshot.core.tree import Tree
 from fedshot.nn.models.functional import FunctionalModule
 from fedshot.nn.models.layers import Shape, channels_last, contiguous, init_uniform
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.user_modules import UserModule, check_features
+from fedshot.nn.user_modules import OF_OTHERS, UserModule, alike, check_features
 
 Tune = Literal["none", "head", "norm", "bias", "lora", "all"]
 _TUNES: tuple[Tune, ...] = ("none", "head", "norm", "bias", "lora", "all")
@@ -131,6 +131,11 @@ class ModuleBackbone(UserModule):
             and (self.tune != "bias" or name.endswith("bias"))
             and (self.tune != "lora" or _ADAPTER in name)
         }
+        if not names and self.tune == "all":
+            raise ConfigError(
+                "model.backbone has no parameter that requires a gradient. Pass a network that is "
+                "not trained as `encoder`, or set model.backbone.tune to 'none'."
+            )
         if not names:
             raise ConfigError(
                 f"model.backbone.tune is {self.tune!r}, and the module has no such parameter that "
@@ -202,13 +207,20 @@ class ModuleBackbone(UserModule):
         x, net = _probe(shape), self.net
         constants = net.constants_on(x.device, x.dtype)
         before = [leaf._version for leaf in constants.values()]
+        params = {n: w.to(x.dtype) for n, w in net.trained.items()}
+        stats = tree.map(lambda s: s.to(x.dtype), net.stats)
+
+        def features(x: Tensor, params: Mapping[str, Tensor] = params) -> Any:
+            return net(params, stats, x, Mode())[0]
+
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
-                once, again = (
-                    net({n: w.to(x.dtype) for n, w in net.trained.items()},
-                        tree.map(lambda s: s.to(x.dtype), net.stats), x, Mode())[0]
-                    for _ in range(2)
-                )  # fmt: skip
+                once, again = features(x), features(x)
+                alone = [features(one[None]) for one in x]
+                with torch.enable_grad():
+                    learning = features(
+                        x, {n: w.detach().requires_grad_() for n, w in params.items()}
+                    )
             except ConfigError:
                 raise
             except Exception as error:  # the code of a module may raise anything
@@ -219,11 +231,23 @@ class ModuleBackbone(UserModule):
                     "choose other data."
                 ) from error
         found = check_features(once, len(x), "model.backbone")
-        if not torch.allclose(found, again, equal_nan=True):
+        if not found.isfinite().all():
+            raise ConfigError(
+                "model.backbone gives features that are not finite, before any training. Check the "
+                "weights of the module, and its forward."
+            )
+        if not torch.allclose(found, again):
             raise ConfigError(
                 "model.backbone gives other features for the same examples each time, and a result "
                 "must not depend on chance outside the seed. Use nn.Dropout, or remove the noise "
                 "in the module's forward."
+            )
+        if not all(alike(row[None], one) for row, one in zip(found, alone, strict=True)):
+            raise ConfigError(f"model.backbone {OF_OTHERS}")
+        if self.trains and not learning.requires_grad:
+            raise ConfigError(
+                "model.backbone gives features without a gradient: its forward detaches them or "
+                "runs under torch.no_grad. Remove this, or pass the network as `encoder`."
             )
         changed = [name for (name, leaf), version in zip(constants.items(), before, strict=True)
                    if leaf._version != version]  # fmt: skip
