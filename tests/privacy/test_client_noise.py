@@ -203,7 +203,7 @@ def test_a_client_counts_the_noise_of_its_neighbours_alone_where_it_sees_no_othe
         return {fault.reason for _, fault in clients.faults}
 
     assert not reasons(0.0), "no policy asks"
-    text = "the client and its 7 neighbours add noise of 0.1, and the policy of this node has min"
+    text = "the client's 7 neighbours add noise of 0.1, and the policy of this node has min_noise"
     assert {reason[: len(text)] for reason in reasons(0.5)} == {text}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -247,10 +247,15 @@ def test_replies_that_are_all_refused_for_their_form_are_the_methods_fault() -> 
     class Faulty(Loop):
         def replies(self, exchange: Exchange) -> Iterator[Arrival]:
             fault = Fault("refused", "part 'x' is float32[1], expected float32[2]")
-            yield from (Arrival(c, None, fault) for c in exchange.to)
+            yield from (Arrival(c, None, fault) for c in exchange.to if c < 3)
+            yield from super().replies(replace(exchange, to=exchange.to[3:]))
 
-    with pytest.raises(MethodError, match=r"0 of 3 clients .* Correct the method: what it uploads"):
+    with pytest.raises(QuorumError, match=r"0 of 3 clients .* Correct the method: what") as error:
         ask(Clients(Faulty(), range(9)), range(3))
+    assert not error.value.retryable
+    with pytest.raises(QuorumError, match="3 of 6 clients") as error:
+        ask(Clients(Faulty(), range(9), quorum=0.9), range(6))
+    assert error.value.retryable, "other clients gave a usable reply"
 
 
 def test_nobody_asked_is_no_quorum() -> None:

@@ -241,7 +241,7 @@ def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, An
     if isinstance(data, Mapping) and not data:
         raise ConfigError("data is empty; expected a data set, or no `data` for the default.")
     is_name = isinstance(data, str) and data in KINDS["data"][0]
-    if isinstance(data, str | os.PathLike) and not is_name and Path(data).expanduser().exists():
+    if isinstance(data, str | os.PathLike) and not is_name and _exists(data):
         raise ConfigError(
             f"data is {os.fspath(data)!r}, a file or folder. Say what it holds, for images in a "
             f"folder for each class: data={{'name': 'folder', 'path': {os.fspath(data)!r}}}."
@@ -259,10 +259,19 @@ def is_settings(data: Any) -> bool:
     return isinstance(data, Mapping) and all(isinstance(value, plain) for value in data.values())
 
 
+def _exists(path: str | os.PathLike[str]) -> bool:
+    try:
+        return bool(os.fspath(path)) and Path(path).expanduser().exists()
+    except (OSError, RuntimeError):  # too long, or a home that does not exist
+        return False
+
+
 def _plain(value: Any) -> Any:
     """Return a value in a configuration's types: paths become text, mappings become dicts."""
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
     if isinstance(value, np.generic):
         return value.item()
     return os.fspath(value) if isinstance(value, os.PathLike) else value

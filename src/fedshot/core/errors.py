@@ -70,6 +70,12 @@ class DivergenceError(QuorumError):
     retryable = False
 
 
+class RefusedError(QuorumError):
+    """No usable reply, because all have another form than their exchange declares."""
+
+    retryable = False
+
+
 class ServerGoneError(FedshotError):
     """A server that does not answer."""
 

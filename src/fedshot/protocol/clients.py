@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Literal, TypeVar
 
 from fedshot.core import tree
-from fedshot.core.errors import DivergenceError, MethodError, QuorumError
+from fedshot.core.errors import DivergenceError, MethodError, QuorumError, RefusedError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.protocol.exchange import ClientWork, Exchange, Fault, Fleet, Outcome, PerClient, Reply
@@ -161,16 +161,24 @@ class Clients:
                 "Values that are not finite or too large mean that training diverges: lower the "
                 "step sizes, in a new run under another --name.",
             )
-        if outcome.faults and all(f.kind == "refused" for f in outcome.faults.values()):
-            raise MethodError(
-                f"{text} Every reply was refused for its form, so rounds to come would be, too. "
-                "Correct the method: what it uploads must be what its exchange declares."
+        faults = outcome.faults.values()
+        if faults and not outcome.accepted and all(map(_is_of_form, faults)):
+            raise RefusedError(
+                text,
+                "Every reply was refused for its form. Correct the method: what it uploads must be "
+                "what its exchange declares.",
             )
         raise QuorumError(
             text,
             "To continue, lower run.quorum, or set run.below_quorum to 'skip', in the run's "
             "config.yaml for `fedshot resume`, or in your own file for --resume.",
         )
+
+
+def _is_of_form(fault: Fault) -> bool:
+    """Whether a reply was refused for its parts, and not for their values."""
+    about_parts = fault.reason.startswith(("part ", "the parts "))
+    return fault.kind == "refused" and about_parts and not fault.diverged
 
 
 def reduce_replies(fleet: Fleet, exchange: Exchange) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -111,6 +112,7 @@ class LoadedEncoder:
         """The network, on the device and in evaluation mode. One thread calls this first."""
         found = self.read()
         found.module.to(self.device).eval().requires_grad_(False)
+        assert self._first
         return found
 
     def forward(self, inputs: Any, n: int) -> Features:
@@ -120,15 +122,14 @@ class LoadedEncoder:
         """
         with torch.inference_mode():
             found = self._features(inputs, n)
-            if not self._tried:
+            if self._first.acquire(blocking=False):  # of all threads, one checks one block
                 self._check(inputs, found)
-                self._tried.append(True)
         return np.ascontiguousarray(found.float().numpy(force=True))
 
     @cached_property
-    def _tried(self) -> list[bool]:
-        """Empty until a block has been checked."""
-        return []
+    def _first(self) -> threading.Lock:
+        """A lock that is taken once a block is checked; made with the network, by one thread."""
+        return threading.Lock()
 
     def _features(self, inputs: Any, n: int) -> Tensor:
         module = self.network.module

@@ -48,7 +48,7 @@ def check_side(size: int | None, limit: int = _MAX_SIDE) -> None:
 
 def check_layout(shape: Sequence[int], name: str) -> None:
     """Raise DataError if images [..., H, W, C] look like images with channels first."""
-    if len(shape) > 2 and shape[-3] in (1, 3) and shape[-1] not in (1, 3, 4):
+    if len(shape) > 2 and shape[-3] in (1, 3) and shape[-2] == shape[-1] > 4:
         raise DataError(
             f"{name}: images are {list(shape)}, channels first; expected [n, height, width, "
             "channels]. Write np.moveaxis(x, -3, -1)."

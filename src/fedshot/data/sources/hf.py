@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,8 +146,7 @@ class HF(TextOptions, Source):
             source = held.get("bytes")
             if not source and (file := held.get("path")):
                 source = Path(file).resolve()
-                where_cached = datasets.config.HF_CACHE_HOME, datasets.config.HF_DATASETS_CACHE
-                roots = [folder, *(Path(root).expanduser().resolve() for root in where_cached)]
+                roots = [folder, *(Path(root).expanduser().resolve() for root in _caches(datasets))]
                 if not any(source.is_relative_to(root) for root in roots):
                     raise DataError(
                         f"{where}: the image is {file}, outside {folder} and the cache of "
@@ -160,3 +160,11 @@ class HF(TextOptions, Source):
         if len({one.shape for one in pixels}) > 1:
             raise DataError(f"{self.path}: images differ in size. Set `size`, for example size=84.")
         return np.stack(pixels)
+
+
+def _caches(datasets: Any) -> list[str]:
+    """Return the folders in which `datasets` and the hub's library keep what they fetch."""
+    names = ("HF_CACHE_HOME", "HF_DATASETS_CACHE", "DOWNLOADED_DATASETS_PATH",
+             "EXTRACTED_DATASETS_PATH")  # fmt: skip
+    found = [getattr(datasets.config, name, None) for name in names]
+    return [str(path) for path in (*found, os.environ.get("HF_HUB_CACHE")) if path]

@@ -5,7 +5,7 @@
     most_up_mb: 20                   # MiB that one client uploads in one exchange
     min_batch: 16                    # minimum `batch` or `inner_batch` of a method, unless null
     min_local_steps: 2               # minimum `local_steps` or `prepare_steps` of a method
-    min_cohort: 3                    # minimum number of clients in a round, and in a secure sum
+    min_cohort: 3                    # clients of a round, and secure_threshold of them in a sum
     most_seconds: 600                # work for one message; checked after each client or stack
     most_disk_mb: 500                # MiB of private states of one run; checked before work begins
     secure_sums: true                # only runs with `run.secure_sums`

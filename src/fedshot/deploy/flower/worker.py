@@ -15,6 +15,7 @@ Flower.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -510,7 +511,11 @@ def without_paths(text: str, *roots: Path) -> str:
     A path with a space or an apostrophe does not show where it ends; it is shortened if it begins
     with the home folder, the working folder or one of `roots`.
     """
-    for root in (*roots, Path.cwd(), Path.home()):
+    found = [str(root) for root in roots]
+    for place in (Path.cwd, Path.home):
+        with contextlib.suppress(OSError, RuntimeError):  # there may be no such folder any more
+            found.append(str(place()))
+    for root in found:
         text = text.replace(f"{root}{os.sep}", "")
     return _FOLDERS.sub("", text)
 

@@ -242,12 +242,14 @@ class ModuleBackbone(UserModule):
                 "must not depend on chance outside the seed. Use nn.Dropout, or remove the noise "
                 "in the module's forward."
             )
-        if not all(alike(row[None], one) for row, one in zip(found, alone, strict=True)):
+        singles = [check_features(one, 1, "model.backbone") for one in alone]
+        if not all(alike(row[None], one) for row, one in zip(found, singles, strict=True)):
             raise ConfigError(f"model.backbone {OF_OTHERS}")
         if self.trains and not learning.requires_grad:
             raise ConfigError(
-                "model.backbone gives features without a gradient: its forward detaches them or "
-                "runs under torch.no_grad. Remove this, or pass the network as `encoder`."
+                "model.backbone gives features without a gradient: its forward detaches them, runs "
+                "under torch.no_grad, or does not use the parameters that model.backbone.tune "
+                "selects. Correct it, or pass a network that is not trained as `encoder`."
             )
         changed = [name for (name, leaf), version in zip(constants.items(), before, strict=True)
                    if leaf._version != version]  # fmt: skip

@@ -263,7 +263,7 @@ class MaskingClients(Wrapper):
             raise _RefusedError(f"{left} of {cohort} clients are too few for the noise of a sum")
         if (seen := self._noise.seen(cohort, left)) < self._min_noise:
             raise _RefusedError(
-                f"the client and its {left - 1} neighbours add noise of {seen:.2g}, and the policy "
+                f"the client's {left - 1} neighbours add noise of {seen:.2g}, and the policy "
                 f"of this node has min_noise {self._min_noise:g}"
             )
 
