@@ -71,7 +71,7 @@ class DivergenceError(QuorumError):
 
 
 class RefusedError(QuorumError):
-    """No usable reply, because all have another form than their exchange declares."""
+    """No usable reply: all have other names, shapes or types than their exchange declares."""
 
     retryable = False
 

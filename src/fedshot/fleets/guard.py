@@ -19,7 +19,7 @@ from fedshot.protocol.reducers import MAX_WEIGHT, is_plain
 
 _LONGEST = 500  # maximum length of a reason, which may quote a client's data
 MAX_METRICS, METRIC_NAME = 64, re.compile(r"\w[\w .:@%+-]{0,63}")
-"""The most metrics of a reply, and what their names look like: nodes could bloat the records."""
+"""The most metrics of a reply, and the form of their names; others could bloat the records."""
 
 _METRIC = 2.0**128  # above any float32, yet no weighted mean of such metrics overflows
 

@@ -108,8 +108,8 @@ def called(factory: Callable[..., Any], args: Mapping[str, Any], name: str) -> n
 
 
 OF_OTHERS = (
-    "gives an example other features alone than among others, and a prediction must not depend on "
-    "other queries. Remove from the module's forward what mixes the examples of a batch, and noise."
+    "gives an example different features alone and in a batch, and a prediction must not depend on "
+    "other queries. In the module's forward, remove noise and what mixes the examples of a batch."
 )
 """The error for what `alike` finds; it follows the name of the option."""
 

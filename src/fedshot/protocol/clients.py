@@ -162,7 +162,7 @@ class Clients:
                 "step sizes, in a new run under another --name.",
             )
         faults = outcome.faults.values()
-        if faults and not outcome.accepted and all(map(_is_of_form, faults)):
+        if faults and not outcome.accepted and all(fault.malformed for fault in faults):
             raise RefusedError(
                 text,
                 "Every reply was refused for its form. Correct the method: what it uploads must be "
@@ -173,12 +173,6 @@ class Clients:
             "To continue, lower run.quorum, or set run.below_quorum to 'skip', in the run's "
             "config.yaml for `fedshot resume`, or in your own file for --resume.",
         )
-
-
-def _is_of_form(fault: Fault) -> bool:
-    """Whether a reply was refused for its parts, and not for their values."""
-    about_parts = fault.reason.startswith(("part ", "the parts "))
-    return fault.kind == "refused" and about_parts and not fault.diverged
 
 
 def reduce_replies(fleet: Fleet, exchange: Exchange) -> Outcome:

@@ -195,6 +195,12 @@ class Fault(NamedTuple):
         """Whether the reply was rejected for values that are not finite or too large."""
         return self.kind == "refused" and any(w in self.reason for w in (NOT_FINITE, TOO_LARGE))
 
+    @property
+    def malformed(self) -> bool:
+        """Whether the reply was rejected for the names, shapes or types of its parts."""
+        about_parts = self.reason.startswith(("part ", "the parts "))
+        return self.kind == "refused" and about_parts and not self.diverged
+
 
 class Arrival(NamedTuple):
     """The reply of one client, or the fault if the client sent no usable reply."""

@@ -83,7 +83,7 @@ class DatasetInfo:
     novel: tuple[int, ...]
     examples: int
     dealt: int
-    clients: tuple[int, ...]
+    clients: Sequence[int]
     words: tuple[str, ...] = field(default=(), repr=False)
     table: Tensor | None = field(default=None, repr=False, compare=False)
     original: tuple[int, ...] | None = None

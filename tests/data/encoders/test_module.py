@@ -152,7 +152,7 @@ def test_the_encoder_never_sees_more_than_a_block() -> None:
         return x.flatten(1)
 
     list(features_of(Digits().load(None).pixels[:70], load(Wrong(note))))
-    assert sorted(seen) == [1, 70 - 2 * BLOCK, BLOCK, BLOCK], "one example is tried alone"
+    assert sorted(seen) == [70 - 2 * BLOCK, BLOCK, BLOCK]
 
 
 def test_the_users_module_stays_as_it_is() -> None:
@@ -257,8 +257,8 @@ def test_copies_are_counted_among_the_texts_not_the_features() -> None:
             lambda x: x.flatten(1) @ x.new_zeros(3, 3),
             r"for inputs \[32, 1, 8, 8\]: RuntimeError: mat1",
         ),
-        (lambda x: x.flatten(1) - x.flatten(1).mean(0), "other features alone than among others"),
-        (lambda x: x.flatten(1) + torch.rand_like(x.flatten(1)), "other features alone than among"),
+        (lambda x: x.flatten(1) - x.flatten(1).mean(0), "different features alone and in a batch"),
+        (lambda x: x.flatten(1) + torch.rand_like(x.flatten(1)), "different features alone and"),
     ],
 )
 def test_a_module_that_gives_no_features_is_refused(give: Any, message: str) -> None:

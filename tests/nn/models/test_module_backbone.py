@@ -355,7 +355,7 @@ class Does(nn.Module):
             r"raises an error for examples of shape \[3, 1, 8, 8\]: RuntimeErr",
         ),
         (lambda net, h: h + torch.randn(3), "gives other features for the same examples"),
-        (lambda net, h: h - h.mean(0), "gives an example other features alone than among others"),
+        (lambda net, h: h - h.mean(0), "gives an example different features alone and in a batch"),
         (lambda net, h: h.detach(), "gives features without a gradient"),
         (lambda net, h: h / 0, "gives features that are not finite, before any training"),
         (lambda net, h: h + net.count.add_(1) * 0, "changes its tensor 'count' in a forward pass"),

@@ -48,9 +48,14 @@ def encoded_digest(dataset: Dataset, encoder: LoadedEncoder) -> str:
 
 
 def _with_progress(x: Block, encoder: LoadedEncoder) -> Iterator[Features]:
-    """Yield the features of consecutive blocks; log the progress every ten seconds."""
+    """Yield the features of consecutive blocks; log the progress every ten seconds.
+
+    Raises ConfigError if the features of an example depend on others, or on chance.
+    """
     done, shown = 0, time.monotonic()
     for features in features_of(x, encoder):
+        if not done:
+            encoder.check(x)
         yield features
         done += len(features)
         if time.monotonic() - shown >= _EVERY:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -112,7 +111,6 @@ class LoadedEncoder:
         """The network, on the device and in evaluation mode. One thread calls this first."""
         found = self.read()
         found.module.to(self.device).eval().requires_grad_(False)
-        assert self._first
         return found
 
     def forward(self, inputs: Any, n: int) -> Features:
@@ -122,14 +120,7 @@ class LoadedEncoder:
         """
         with torch.inference_mode():
             found = self._features(inputs, n)
-            if self._first.acquire(blocking=False):  # of all threads, one checks one block
-                self._check(inputs, found)
         return np.ascontiguousarray(found.float().numpy(force=True))
-
-    @cached_property
-    def _first(self) -> threading.Lock:
-        """A lock that is taken once a block is checked; made with the network, by one thread."""
-        return threading.Lock()
 
     def _features(self, inputs: Any, n: int) -> Tensor:
         module = self.network.module
@@ -145,14 +136,14 @@ class LoadedEncoder:
             ) from error
         return check_features(found, n, "model.encoder")
 
-    def _check(self, inputs: Any, found: Tensor) -> None:
-        """Raise ConfigError unless an example has the same features in another batch."""
-        some = inputs if isinstance(inputs, Mapping) else {"x": inputs}
-        if not all(isinstance(value, Tensor) for value in some.values()):
-            return
-        first = {name: value[:1] for name, value in some.items()}
-        again = self._features(first if isinstance(inputs, Mapping) else first["x"], 1)
-        if not alike(found[:1], again, 0.02):
+    def check(self, block: Block) -> None:
+        """Raise ConfigError unless the first of two examples has the same features alone."""
+        with torch.inference_mode():
+            both, alone = (
+                self._features(self.network.prepare(some), len(some))
+                for some in (block[:2], block[:1])
+            )
+        if not alike(both[:1], alone, 0.02):
             raise ConfigError(f"model.encoder {OF_OTHERS}")
 
 

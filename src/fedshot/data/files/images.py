@@ -50,8 +50,8 @@ def check_layout(shape: Sequence[int], name: str) -> None:
     """Raise DataError if images [..., H, W, C] look like images with channels first."""
     if len(shape) > 2 and shape[-3] in (1, 3) and shape[-2] == shape[-1] > 4:
         raise DataError(
-            f"{name}: images are {list(shape)}, channels first; expected [n, height, width, "
-            "channels]. Write np.moveaxis(x, -3, -1)."
+            f"{name}: images are {list(shape)}, channels first; expected [..., height, "
+            "width, channels]. Write np.moveaxis(x, -3, -1)."
         )
 
 

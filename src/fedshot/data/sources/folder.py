@@ -52,7 +52,7 @@ class ImageFolder(Source):
     def __post_init__(self) -> None:
         check_word("aspect", self.aspect, get_args(Aspect))
         if len(self.groups or "") > _LONGEST_PATTERN:
-            raise DataError(f"groups is longer than {_LONGEST_PATTERN} characters")
+            raise DataError(f"groups has more than {_LONGEST_PATTERN} characters. Shorten it.")
         try:
             re.compile(self.groups or "")
         except re.error as error:

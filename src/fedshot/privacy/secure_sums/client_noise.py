@@ -98,10 +98,11 @@ class ClientNoise:
         return reply._replace(up=up, weight=1.0, metrics={})
 
     def seen(self, cohort: int, left: int) -> float:
-        """Return the noise multiplier of what `left` of a cohort's clients add, without one's own.
+        """Return the noise multiplier of a sum of `left` clients, as one of them sees it.
 
-        From 62 clients on, a client sees its neighbours alone: a server may have put only these
-        into the sum.
+        A client knows the noise of its own, which does not count. Shares are sized for a cohort of
+        `cohort` clients. From 62 clients on, a client knows its neighbours only, and a server may
+        have left all others out.
         """
         return self.mechanism.noise * math.sqrt((left - 1) / (needed(self.threshold, cohort) - 1))
 

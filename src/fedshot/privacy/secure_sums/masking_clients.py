@@ -110,9 +110,9 @@ class MaskingClients(Wrapper):
         threshold: the least share of the group of a client and its neighbours whose help is needed
             to recover the client's secrets. A client refuses a server that asks for fewer.
         signatures: sign the clients' keys, and check those of others; None for neither.
-        min_noise: the least noise multiplier that those whom a client masks with must add.
-        min_cohort: as if a cohort had at least as many clients, `threshold` of them must be in a
-            sum. More than 61 count as 61: a client sees no more for certain.
+        min_noise: the least noise multiplier of the neighbours that a client masks with.
+        min_cohort: a sum must have at least `threshold` times as many clients. More than 61 count
+            as 61, because a client then knows its neighbours only.
     """
 
     def __init__(
