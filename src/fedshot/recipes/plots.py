@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from fedshot.config import settings as trees
 from fedshot.config.schema import not_honest
@@ -340,6 +340,8 @@ def _panel(
     last = [end for _, end in ends]
     if last and max(last) >= _WIDE * min(last):
         _symlog(axes, min(first for first, _ in ends), max(last))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(4))  # labels such as 10,000 need room
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(_tick)
     axes.grid(visible=True, axis="y")
