@@ -176,6 +176,14 @@ def test_the_best_round_on_the_test_is_told_to_be_no_honest_choice(tmp_path: Pat
     assert Run.read(tmp_path / "run").differs(Run.read(finished_honestly(tmp_path)))
 
 
+def test_classes_in_no_part_of_the_split_are_named() -> None:
+    fewer = {"split": {"validation": ["5", "6"], "novel": ["7", "9"]}}
+    made = PreparedRun(Config.of(merged(SMALL, CHOOSING, fewer)))
+    assert "digits: 1 class is in no part of the split: '8'" in made.notices()
+    whole = PreparedRun(Config.of(merged(SMALL, CHOOSING))).notices()
+    assert not any("part of the split" in text for text in whole)
+
+
 def finished_honestly(tmp_path: Path) -> Path:
     made = finished(tmp_path / "honest", CHOOSING, WILD)
     made.result()

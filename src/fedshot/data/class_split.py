@@ -146,8 +146,8 @@ class _Names:
         elif by_name and (len(by_name) != len(by_position) or by_name != list(by_position)):
             raise DataError(
                 f"{part}: {entry!r} is ambiguous in {data.name}, where some class names are "
-                f"integers: by name {_shown(names, by_name)}, by position "
-                f"{_shown(names, by_position)}. List the names of the classes."
+                f"integers: by name {some_names(names, by_name)}, by position "
+                f"{some_names(names, by_position)}. List the names of the classes."
             )
         if first > last or first not in known or last not in known:
             raise DataError(
@@ -158,7 +158,7 @@ class _Names:
         return chosen
 
 
-def _shown(names: Sequence[str], classes: Sequence[int]) -> str:
+def some_names(names: Sequence[str], classes: Sequence[int]) -> str:
     """Return, as text, the names of the first few of `classes` that exist, or "none"."""
     held = [repr(names[c]) for c in classes[: len(names)] if c < len(names)]
     return ", ".join(held[:_FEW]) + (", ..." if len(held) > _FEW else "") or "none"

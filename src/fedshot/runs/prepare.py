@@ -14,7 +14,8 @@ from fedshot.config.validation import with_option_path
 from fedshot.core.errors import ConfigError, DataError, check_kind
 from fedshot.core.machine import cores
 from fedshot.core.seeds import Key
-from fedshot.data.class_split import ClassSplit
+from fedshot.core.text import count
+from fedshot.data.class_split import ClassSplit, some_names
 from fedshot.data.copies import Copies
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.encoders.encoded import encoded, encoded_digest
@@ -188,6 +189,12 @@ class FederatedDataset:
         found += [f"{self.dataset.name}: {remark}" for remark in self.dataset.remarks]
         if self.copies.identical:
             found.append(f"{self.dataset.name}: {self.copies}")
+        rows = np.concatenate([self.rows.base, self.rows.validation, self.rows.novel])
+        if len(unused := np.setdiff1d(self.dataset.y, self.dataset.y[rows])):
+            found.append(
+                f"{self.dataset.name}: {count(len(unused), 'class is', 'classes are')} in no part "
+                f"of the split: {some_names(self.dataset.class_names, unused.tolist())}"
+            )
         if self.left_out:
             found.append(f"left out: {_first(self.left_out)}")
         if self.left_out and self.config.test.pool == "clients":
