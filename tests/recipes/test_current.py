@@ -13,12 +13,13 @@ import pytest
 from fedshot.cli.main import main
 from fedshot.config.load import Config
 from fedshot.core.errors import CheckpointError
-from fedshot.recipes import cell_worker, plots, provenance, results_page, tuning
+from fedshot.recipes import cell_worker, plots, provenance, results_page
 from fedshot.recipes.plan import digest, marks
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, outdated
 from fedshot.recipes.runner import RecipeRunner, Request, current
+from fedshot.recipes.tuning import Search, trials
 from system.runs import experiment, finished
 
 from .test_recipes import changed, facts
@@ -41,9 +42,7 @@ def tuned(recipe: Recipe, folder: Path, best: int, **other: Any) -> dict[str, An
     row = recipe.rows["proto"]
     looks = [[[2, 0.6 if i == best else 0.4, 0.1]] for i in range(3)]
     told = [of_here(validation=look) | other for look in looks]
-    file = tuning.path(folder, recipe, "small-tune3", row)
-    cell = tuning.cell_of(recipe, "small", row)
-    return dict(tuning.write(file, cell, tuning.trials(recipe, row, 3), told))
+    return dict(Search.of(recipe, "small", row, 3, folder / "t" / "small-tune3").write(told))
 
 
 def test_a_kind_by_its_name_alone_keeps_its_name_under_other_layers() -> None:
@@ -75,18 +74,8 @@ def test_an_option_that_two_rows_search_is_drawn_alike_for_both() -> None:
     for row in tree["rows"].values():
         row["tune"] = {"method.optimizer.lr": {"log": [1e-4, 1e-2]}}
     made = read("t", tree)
-    one, two = (tuning.trials(made, row, 5) for row in made.rows.values())
+    one, two = (trials(made, row, 5) for row in made.rows.values())
     assert one == two
-
-
-def test_a_trial_is_judged_at_the_round_that_would_be_tested(tmp_path: Path) -> None:
-    made = read("t", changed())
-    row = made.rows["proto"]
-    wanted = tuning.trials(made, row, 2)
-    looks = ((0.9, 0.3), (0.2, 0.4))
-    told = [of_here(validation=[[0, a, 0.1], [2, b, 0.1]], round=2) for a, b in looks]
-    file = tuning.path(tmp_path, made, "small-tune2", row)
-    assert tuning.write(file, tuning.cell_of(made, "small", row), wanted, told) == wanted[1]
 
 
 def test_a_worker_tells_the_round_that_would_be_tested(tmp_path: Path) -> None:
@@ -305,8 +294,7 @@ def test_new_trials_do_not_join_seeds_of_other_data(tmp_path: Path) -> None:
     made = read("t", changed())
     cell = made.cells("small", ["proto/one"])[0]
     Results(tmp_path).add(cell, "small-tune3", tuned(made, tmp_path, 0), 0, facts())
-    file = tuning.path(tmp_path, made, "small-tune3", made.rows["proto"])
-    file.unlink()
+    (tmp_path / "t" / "small-tune3" / "proto.tune.json").unlink()
     asked = bench(made, tmp_path, "proto/one", seeds=2, tune=3)
     asked.check()
     assert asked.states["proto/one"].obstacle is None, "untuned, nothing of it counts"

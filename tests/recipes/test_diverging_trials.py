@@ -10,9 +10,10 @@ import pytest
 
 from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError, DivergenceError
-from fedshot.recipes import cell_worker, tuning
+from fedshot.recipes import cell_worker
 from fedshot.recipes.reading import read
 from fedshot.recipes.runner import RecipeRunner, Request
+from fedshot.recipes.tuning import SEED, Search
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 
@@ -28,33 +29,28 @@ def searched(*values: float) -> Any:
 
 def test_the_best_of_the_trials_that_hold_is_chosen(tmp_path: Path) -> None:
     recipe = searched(0.001, 0.01)
-    row = recipe.rows["proto"]
-    wanted, cell = tuning.trials(recipe, row, 3), tuning.cell_of(recipe, "small", row)
-    file = tuning.path(tmp_path, recipe, "small-tune3", row)
+    search = Search.of(recipe, "small", recipe.rows["proto"], 3, tmp_path)
     told = [
         facts(validation=[[0, 0.9, 0], [2, a, 0]]) | lost
         for a, lost in ((0.8, LOST), (0.3, {}), (0.4, {}))
     ]
-    assert tuning.write(file, cell, wanted, told) == wanted[2]
-    assert tuning.read(file, cell, wanted) == wanted[2]
-    kept = json.loads(file.read_text())["trials"]
+    assert search.write(told) == search.read() == search.trials[2]
+    kept = json.loads(search.file.read_text())["trials"]
     assert [t["best_validation"] for t in kept] == [None, 0.3, 0.4]
     assert [t.get("diverged") for t in kept] == [LOST["diverged"], None, None]
 
 
 def test_nothing_is_chosen_where_all_diverge(tmp_path: Path) -> None:
     recipe = searched(0.001)
-    row = recipe.rows["proto"]
-    wanted, cell = tuning.trials(recipe, row, 2), tuning.cell_of(recipe, "small", row)
-    file = tuning.path(tmp_path, recipe, "small-tune2", row)
+    search = Search.of(recipe, "small", recipe.rows["proto"], 2, tmp_path)
     with pytest.raises(ConfigError, match=f"all 2 trials of proto/one diverge.*{LOST['diverged']}"):
-        tuning.write(file, cell, wanted, [facts(**LOST), facts(**LOST)])
-    assert not file.exists()
+        search.write([facts(**LOST), facts(**LOST)])
+    assert not search.file.exists()
 
 
 def test_a_training_that_diverges_is_told_as_a_trial_and_raised_elsewhere(tmp_path: Path) -> None:
     recipe = searched(0.001)
-    cell = tuning.cell_of(recipe, "small", recipe.rows["proto"])
+    (cell,) = recipe.cells("small", ["proto/one"])
     settings = cell.settings(chosen={RAISED: 1e30})
     told = cell_worker._tune(Experiment(PreparedRun(Config.of(settings)), tmp_path / "trial"), {})
     assert "training diverges: lower the step sizes" in told["diverged"]
@@ -81,7 +77,7 @@ def test_a_row_has_its_cells_unless_all_its_trials_diverge(
     for state in bench._of_row("proto"):
         assert bool(state.result) is not all_of_them
         if all_of_them:
-            assert "all 2 trials of proto/one diverge" in state.failed[tuning.SEED]
+            assert "all 2 trials of proto/one diverge" in state.failed[SEED]
         else:
             assert state.result is not None
             assert state.result.tuned == {}

@@ -6,6 +6,7 @@ import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from fedshot.config import settings as trees
 from fedshot.config.load import Config
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.methods.registry import METHODS
-from fedshot.recipes import provenance, results_page, tables, timing, tuning
+from fedshot.recipes import provenance, results_page, tables, timing
 from fedshot.recipes.index import load, names
 from fedshot.recipes.plan import Obstacle, budget_marks, check_cell, comparable, marks
 from fedshot.recipes.reading import read
 from fedshot.recipes.results import Results, score_of
 from fedshot.recipes.runner import RecipeRunner, Request, State, current
+from fedshot.recipes.tuning import SEED, Search, cell_of, trials
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 
@@ -491,7 +493,7 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
 
 def test_every_method_has_the_same_trials_of_what_all_share() -> None:
     recipe = read("t", changed())
-    one, two = (tuning.trials(recipe, row, 6) for row in recipe.rows.values())
+    one, two = (trials(recipe, row, 6) for row in recipe.rows.values())
     assert one[0] == two[0] == {}
     assert len(one) == len(two) == 6
     lr = "method.optimizer.lr"
@@ -505,25 +507,24 @@ def test_tuning_without_a_space_is_refused() -> None:
     tree = changed(tune={})
     recipe = read("t", tree)
     with pytest.raises(ConfigError, match="recipe t has no search space"):
-        tuning.trials(recipe, recipe.rows["proto"], 2)
+        trials(recipe, recipe.rows["proto"], 2)
 
 
 def test_the_best_trial_on_validation_classes_is_chosen(tmp_path: Path) -> None:
     recipe = read("t", changed())
     row = recipe.rows["proto"]
-    wanted = tuning.trials(recipe, row, 3)
-    cell = tuning.cell_of(recipe, "small", row)
-    told = [facts(validation=[[0, 0.2, 0], [2, a, 0]]) for a in (0.4, 0.6, 0.6)]
-    file = tuning.path(tmp_path, recipe, "small-tune3", row)
-    assert tuning.write(file, cell, wanted, told) == wanted[1]
-    assert tuning.read(file, cell, wanted) == wanted[1]
-    others = tuning.trials(recipe, row, 4)
-    assert tuning.read(file, cell, others) is None, "other trials were asked for"
+    search = Search.of(recipe, "small", row, 3, tmp_path)
+    looks = ((0.9, 0.4), (0.2, 0.6), (0.2, 0.6))  # before training, and at the chosen round
+    told = [facts(validation=[[0, a, 0], [2, b, 0]]) for a, b in looks]
+    assert search.write(told) == search.read() == search.trials[1]
+    other = replace(search, trials=trials(recipe, row, 4))
+    assert other.read() is None, "other trials were asked for"
     tree = changed()
     tree["settings"]["episode"]["query"] = 4
-    now = tuning.cell_of(read("t", tree), "small", row)
-    assert tuning.read(file, now, wanted) is None, "the recipe has changed since"
-    assert [t["best_validation"] for t in json.loads(file.read_text())["trials"]] == [0.4, 0.6, 0.6]
+    now = replace(search, cell=cell_of(read("t", tree), "small", row))
+    assert now.read() is None, "the recipe has changed since"
+    kept = json.loads(search.file.read_text())["trials"]
+    assert [trial["best_validation"] for trial in kept] == [0.4, 0.6, 0.6]
 
 
 @pytest.mark.slow
@@ -544,8 +545,8 @@ def test_a_long_budget_may_be_tuned_in_a_short_one(tmp_path: Path) -> None:
     assert (len(shown), left) == (2, [])
     told = marks(shown[0].cell, shown[0].result)
     assert any(mark.startswith("tuned with 2 trials of budget small: ") for mark in told)
-    small = tuning.cell_of(request.recipe, "small", request.recipe.rows["proto"])
-    assert tuning.cell_of(request.recipe, "paper", request.recipe.rows["proto"]) == small
+    small = cell_of(request.recipe, "small", request.recipe.rows["proto"])
+    assert cell_of(request.recipe, "paper", request.recipe.rows["proto"]) == small
 
 
 def test_the_cell_of_trials_is_looked_at_and_not_its_like_in_the_long_budget(
@@ -570,8 +571,8 @@ def test_trials_of_a_long_budget_live_where_those_of_the_short_one_do(tmp_path: 
         bench = RecipeRunner(
             Request(recipe, budget=budget, tune=2, runs=tmp_path, results=tmp_path)
         )
-        cell = tuning.cell_of(recipe, budget, recipe.rows["proto"])
-        found.append(bench._job(cell, tuning.SEED, "tune", {}).folder)
+        cell = cell_of(recipe, budget, recipe.rows["proto"])
+        found.append(bench._job(cell, SEED, "tune", {}).folder)
     assert found[0] == found[1]
 
 

@@ -11,7 +11,7 @@ import pytest
 from fedshot.config import settings as trees
 from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError
-from fedshot.recipes import plots, timing, tuning
+from fedshot.recipes import plots, timing
 from fedshot.recipes.index import load, names
 from fedshot.recipes.plan import budget_marks, data_marks, marks
 from fedshot.recipes.reading import joined, read
@@ -168,8 +168,7 @@ def test_a_budget_may_have_a_dash_in_its_name(tmp_path: Path) -> None:
 def test_trials_of_a_method_that_is_not_here_hold_up_nobody(tmp_path: Path) -> None:
     rows = {"mine": {"settings": {"method": {"name": "nowhere"}}}}
     recipe = joined(load("digits"), rows, "rows.yaml")
-    path = tuning.path(tmp_path, recipe, "small-tune2", recipe.rows["mine"])
-    written(path, "{}")
+    written(tmp_path / "digits" / "small-tune2" / "mine.tune.json", "{}")
     bench = RecipeRunner(Request(recipe, tune=2, runs=tmp_path, results=tmp_path))
     assert bench.tuned["mine"] is None
 

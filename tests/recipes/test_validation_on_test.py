@@ -10,11 +10,12 @@ import pytest
 
 from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError
-from fedshot.recipes import cell_worker, plots, results_page, timing, tuning
+from fedshot.recipes import cell_worker, plots, results_page, timing
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results
 from fedshot.recipes.runner import RecipeRunner, Request, State
+from fedshot.recipes.tuning import cell_of
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 
@@ -77,7 +78,7 @@ def test_nothing_is_tuned_by_looks_at_the_test(tmp_path: Path) -> None:
     tree["settings"] |= {"run": tree["settings"]["run"] | PEEK["run"]}
     made = read("t", tree)
     with pytest.raises(ConfigError, match=f"trials are judged on validation.*{TOLD}"):
-        tuning.cell_of(made, "small", made.rows["proto"])
+        cell_of(made, "small", made.rows["proto"])
     with pytest.raises(ConfigError, match=TOLD):
         RecipeRunner(Request(made, tune=2, results=tmp_path, runs=tmp_path))
     assert RecipeRunner(Request(made, results=tmp_path, runs=tmp_path)).cells
@@ -85,4 +86,4 @@ def test_nothing_is_tuned_by_looks_at_the_test(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=TOLD):
         cell_worker._tune(Experiment(prepared, tmp_path / "run"), {})
     assert not (tmp_path / "run").exists()
-    assert tuning.cell_of(recipe(), "small", recipe().rows["proto"]).column.key == "one"
+    assert cell_of(recipe(), "small", recipe().rows["proto"]).column.key == "one"

@@ -11,20 +11,19 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedshot.core.devices import devices_of
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.text import printable
 from fedshot.methods import user_methods
 from fedshot.methods.registry import METHODS
-from fedshot.recipes import tuning
 from fedshot.recipes.jobs import Event, Job, Jobs
 from fedshot.recipes.plan import Obstacle, check_cell, digest
 from fedshot.recipes.recipe import Cell, Recipe, Row
 from fedshot.recipes.results import CellResult, Results, outdated, shared, split
 from fedshot.recipes.trials import train
-from fedshot.recipes.tuning import Chosen
+from fedshot.recipes.tuning import SEED, Chosen, Search
 
 
 @dataclass
@@ -70,10 +69,10 @@ class Request:
             if value < least:
                 raise ConfigError(f"--{name} is {value}; expected {least} or more.")
         devices_of(self.device, "--device")
-        if self.seeds > tuning.SEED:
+        if self.seeds > SEED:
             raise ConfigError(
-                f"--seeds is {self.seeds}; expected {tuning.SEED} or fewer, because seed "
-                f"{tuning.SEED} is for the trials of tuning."
+                f"--seeds is {self.seeds}; expected {SEED} or fewer, because seed "
+                f"{SEED} is for the trials of tuning."
             )
 
     @property
@@ -87,14 +86,6 @@ class Request:
         return f"{self.budget}-tune{self.tune}" if self.tune else self.budget
 
 
-class _Search(NamedTuple):
-    """The tuning trials of a row: the cell to train, each trial's options, and the trials' file."""
-
-    cell: Cell
-    trials: list[dict[str, Any]]
-    file: Path
-
-
 class RecipeRunner:
     """Train the cells (rows and columns of the recipe's table) of a request.
 
@@ -106,11 +97,10 @@ class RecipeRunner:
         self.results = Results(request.results)
         self.cells = request.recipe.cells(request.budget, request.patterns)
         self.states = {cell.key: State(cell, wanted=request.seeds) for cell in self.cells}
-        self.tuned: dict[str, Chosen | None] = {}
-        for cell in self.cells:
-            if request.tune:
-                self.tuned[cell.row.key] = self._tuned(cell.row)
-            self._refresh(self.states[cell.key])
+        rows = {cell.row.key: cell.row for cell in self.cells} if request.tune else {}
+        self.tuned = {key: self._tuned(row) for key, row in rows.items()}
+        for state in self.states.values():
+            self._refresh(state)
 
     def check(self) -> None:
         """Set `State.obstacle` of each cell that cannot be trained on this machine's data.
@@ -124,8 +114,8 @@ class RecipeRunner:
             else:
                 here = digest(state.cell.settings(), self.request.data_dir)
             _check_same_data(state, here)
-        for row in self._rows() if self.request.tune else ():
-            self._check_search(row)
+        for key in self.tuned:
+            self._check_search(self.request.recipe.rows[key])
 
     def prepare(self) -> None:
         """Create the folders of runs and results, and check that files can be written to them."""
@@ -169,8 +159,7 @@ class RecipeRunner:
         return [
             state
             for state in self.states.values()
-            if state.obstacle is None
-            and (not self.request.tune or self.tuned[state.cell.row.key] is not None)
+            if state.obstacle is None and not self._is_untuned(state.cell.row)
         ]
 
     def _missing(self, state: State) -> list[int]:
@@ -216,46 +205,46 @@ class RecipeRunner:
     def _refresh(self, state: State) -> None:
         """Read the results of a cell's finished seeds from its file."""
         row = state.cell.row
-        if row.method in METHODS and not (self.request.tune and self.tuned[row.key] is None):
+        if row.method in METHODS and not self._is_untuned(row):
             chosen = self._chosen(state.cell)
             state.result = self.results.of(state.cell, self.request.variant, chosen)
 
     def _chosen(self, cell: Cell) -> Chosen | None:
         return self.tuned.get(cell.row.key)
 
+    def _is_untuned(self, row: Row) -> bool:
+        """Whether tuning is requested, and the row's trials have not finished."""
+        return row.key in self.tuned and self.tuned[row.key] is None
+
     def _tuned(self, row: Row) -> Chosen | None:
         """Return the tuned options of a row; None if its trials have not finished."""
         if row.method not in METHODS:
             return None
-        search = self._search(row)
-        return tuning.read(search.file, search.cell, search.trials)
+        return self._search(row).read()
 
-    def _search(self, row: Row) -> _Search:
+    def _search(self, row: Row) -> Search:
         recipe, request = self.request.recipe, self.request
-        return _Search(
-            tuning.cell_of(recipe, request.budget, row),
-            tuning.trials(recipe, row, request.tune),
-            tuning.path(request.results, recipe, request.variant, row),
-        )
+        folder = request.results / recipe.name / request.variant
+        return Search.of(recipe, request.budget, row, request.tune, folder)
 
     def _tune(self) -> Iterator[Event]:
         """Train the tuning trials of every untuned row; when a row's are done, choose its options.
 
         A row with a failed trial is not trained: it would have had fewer trials than other rows.
         """
+        able = {s.cell.row.key: s.cell.row for s in self.states.values() if s.obstacle is None}
         groups = {}
-        for row in self._untuned() if self.request.tune else ():
-            search = self._search(row)
-            groups[row.key] = [
-                self._job(search.cell, tuning.SEED, "tune", one) for one in search.trials
-            ]
+        for key, row in able.items():
+            if self._is_untuned(row):
+                search = self._search(row)
+                groups[key] = [self._job(search.cell, SEED, "tune", one) for one in search.trials]
         yield from train(groups, self.request.at_once, self._choose, self._fail_trial)
 
     def _choose(self, key: str, facts: Sequence[Mapping[str, Any]]) -> None:
         """Write the finished tuning trials of a row; give the row the options of the best trial."""
         search = self._search(self.request.recipe.rows[key])
         try:
-            self.tuned[key] = tuning.write(search.file, search.cell, search.trials, facts)
+            self.tuned[key] = search.write(facts)
         except ConfigError as error:
             self._fail(key, str(error))
             return
@@ -268,14 +257,15 @@ class RecipeRunner:
 
     def _fail(self, key: str, reason: str) -> None:
         for state in self._of_row(key):
-            state.failed[tuning.SEED] = reason
+            state.failed[SEED] = reason
 
     def _check_search(self, row: Row) -> None:
         """Set `State.obstacle` of a row's cells if its trials cannot be trained or used here."""
         states = [s for s in self._of_row(row.key) if s.obstacle is None and self._missing(s)]
         if not states:
             return
-        cell, _, file = self._search(row)
+        search = self._search(row)
+        cell = search.cell
         known = self.states.get(cell.key)
         if known and known.cell.budget == cell.budget and (known.facts or known.obstacle):
             obstacle, facts = known.obstacle, known.facts
@@ -290,21 +280,14 @@ class RecipeRunner:
         if self.tuned[row.key] is not None:  # then the cell need not be trained
             obstacle = None
             if facts is not None:
-                trained_on, here = tuning.data_of(file), facts["data"]["digest"]
+                trained_on, here = search.data(), facts["data"]["digest"]
                 if trained_on != here:
-                    obstacle = _other_data("its trials were", trained_on, here, file)
+                    obstacle = _other_data("its trials were", trained_on, here, search.file)
         elif obstacle is not None:
             reason = f"{cell.key}, in which it is tuned: {obstacle.reason}"
             obstacle = Obstacle(obstacle.kind, reason)
         for state in states:
             state.obstacle = obstacle
-
-    def _rows(self) -> list[Row]:
-        return list({cell.row.key: cell.row for cell in self.cells}.values())
-
-    def _untuned(self) -> list[Row]:
-        ready = {state.cell.row.key for state in self.states.values() if state.obstacle is None}
-        return [row for row in self._rows() if row.key in ready and self.tuned[row.key] is None]
 
     def _of_row(self, key: str) -> list[State]:
         return [state for state in self.states.values() if state.cell.row.key == key]
@@ -366,12 +349,13 @@ def _trials_changed(result: CellResult, cell: Cell) -> str | None:
         return None
     if not trials.isdecimal():
         return f"{result.variant} names no number of trials"
-    file = result.path.parent / tuning.name(cell.row)
+    folder = result.path.parent
     try:
-        wanted = tuning.trials(cell.recipe, cell.row, int(trials))
-        chosen = tuning.read(file, tuning.cell_of(cell.recipe, cell.budget.name, cell.row), wanted)
+        search = Search.of(cell.recipe, cell.budget.name, cell.row, int(trials), folder)
+        chosen = search.read()
     except (CheckpointError, ConfigError) as error:
         return str(error)
+    name = search.file.name
     if chosen is None:
-        return f"its file of trials, {file.name}, is missing or belongs to another search"
-    return None if chosen == result.tuned else f"the trials in {file.name} chose other options"
+        return f"its file of trials, {name}, is missing or belongs to another search"
+    return None if chosen == result.tuned else f"the trials in {name} chose other options"

@@ -74,15 +74,6 @@ def accuracy(facts: Facts) -> float | None:
     return None if facts.get("diverged") else validation_curve(facts)[facts["round"]]
 
 
-def best(accuracies: Sequence[float | None]) -> int | None:
-    """Return the index of the highest accuracy, the first if several are equal.
-
-    Returns None if all trials diverged, i.e. all accuracies are None.
-    """
-    held = [(value, -i) for i, value in enumerate(accuracies) if value is not None]
-    return -max(held)[1] if held else None
-
-
 def check_honest(
     what: str,
     settings: Mapping[str, Any],

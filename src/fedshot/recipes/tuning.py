@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.locks import locked
 from fedshot.recipes.recipe import Cell, Recipe, Row
 from fedshot.recipes.results import identity
-from fedshot.recipes.trials import accuracy, best, check_honest, draws
+from fedshot.recipes.trials import accuracy, check_honest, draws
 
 SEED = 1_000
 """Seed of all trials; reported results have smaller seeds."""
@@ -44,19 +46,6 @@ def trials(recipe: Recipe, row: Row, n: int) -> list[dict[str, Any]]:
     if not spaces and n > 1:
         raise ConfigError(f"recipe {recipe.name} has no search space (tune); leave out --tune.")
     return [{}, *draws(spaces, n - 1)]
-
-
-def path(folder: Path, recipe: Recipe, variant: str, row: Row) -> Path:
-    """Return the path of the file of a row's tuning trials, below the results folder `folder`.
-
-    `variant` names the budget and the tuning, such as "small-tune4".
-    """
-    return folder / recipe.name / variant / name(row)
-
-
-def name(row: Row) -> str:
-    """Return the name of the file of a row's tuning trials."""
-    return f"{row.key}.tune.json"
 
 
 def cell_of(recipe: Recipe, budget: str, row: Row) -> Cell:
@@ -90,55 +79,81 @@ class _Trials(TypedDict):
     trials: list[_Trial]
 
 
-def read(file: Path, cell: Cell, wanted: list[dict[str, Any]]) -> Chosen | None:
-    """Return the chosen options in a file of tuning trials; None if it is missing or out of date.
+@dataclass(frozen=True)
+class Search:
+    """The tuning trials of a row of a recipe.
 
-    The file is out of date if it is of another cell (row and column of the recipe's table), if the
-    settings of `cell` have changed, or if its trials are not those of `wanted`.
+    Args:
+        cell: the cell (row and column of the recipe's table) in which the row is tuned.
+        trials: the options of each trial, by dotted key path.
+        file: the file of the trials, once all have finished.
     """
-    if not file.exists():
-        return None
-    tree = records.read(file, _Trials, "Remove it")
-    changed = difference(tree["settings"], identity(cell, None))
-    tried = [trial["options"] for trial in tree["trials"]]
-    same = tried == wanted and tree["tuned_in"] == cell.key and not changed
-    return dict(tree["chosen"]) if same else None
 
+    cell: Cell
+    trials: list[dict[str, Any]]
+    file: Path
 
-def data_of(file: Path) -> str:
-    """Return the hash of the data on which the trials in a file of tuning trials were trained."""
-    return str(records.read(file, _Trials, "Remove it")["data"]["digest"])
+    @classmethod
+    def of(cls, recipe: Recipe, budget: str, row: Row, n: int, folder: Path) -> Search:
+        """Return the search with n trials for the cells of `row` with `budget`.
 
+        `folder` holds the results of these cells: results/RECIPE/VARIANT. Raises ConfigError as
+        `cell_of` and `trials` do.
+        """
+        cell = cell_of(recipe, budget, row)
+        return cls(cell, trials(recipe, row, n), folder / f"{row.key}.tune.json")
 
-def write(
-    file: Path, cell: Cell, wanted: list[dict[str, Any]], facts: Sequence[Mapping[str, Any]]
-) -> Chosen:
-    """Write a row's finished tuning trials to a file; return the options of the best trial.
+    def read(self) -> Chosen | None:
+        """Return the chosen options in the file; None if it is missing or out of date.
 
-    `wanted` holds the options of each trial, `facts` what the worker reported of it. The first is
-    best if several are equal. Raises ConfigError if all trials diverge.
-    """
-    accuracies = [accuracy(one) for one in facts]
-    first = best(accuracies)
-    if first is None:
-        raise ConfigError(
-            f"all {len(wanted)} trials of {cell.key} diverge, the last in {facts[-1]['diverged']}"
-        )
-    chosen = wanted[first]
-    content = {
-        "tuned_in": cell.key,
-        "seed": SEED,
-        "chosen": chosen,
-        "settings": identity(cell, None),
-        "data": facts[0]["data"],
-        "made": [one["made"] for one in facts],
-        "trials": [
-            {"options": options, "best_validation": value, "validation": one["validation"]}
-            | ({"diverged": one["diverged"]} if value is None else {})
-            for options, value, one in zip(wanted, accuracies, facts, strict=True)
-        ],
-    }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with locked(file.with_name(f".{file.name}.lock")):
-        storage.write_bytes(file, f"{json.dumps(content, indent=1)}\n".encode(), sync=True)
-    return chosen
+        The file is out of date if it is of another cell (row and column of the recipe's table), if
+        the settings of the cell have changed, or if it has other trials.
+        """
+        if not self.file.exists():
+            return None
+        tree = self._content()
+        changed = difference(tree["settings"], identity(self.cell, None))
+        tried = [trial["options"] for trial in tree["trials"]]
+        same = tried == self.trials and tree["tuned_in"] == self.cell.key and not changed
+        return dict(tree["chosen"]) if same else None
+
+    def data(self) -> str:
+        """Return the hash of the data on which the trials in the file were trained."""
+        return str(self._content()["data"]["digest"])
+
+    def _content(self) -> Any:
+        return records.read(self.file, _Trials, "Remove it")
+
+    def write(self, facts: Sequence[Mapping[str, Any]]) -> Chosen:
+        """Write the finished trials to the file; return the options of the best trial.
+
+        `facts` holds what the worker reported of each trial. The first is best if several are
+        equal. Raises ConfigError if all trials diverge.
+        """
+        accuracies = [accuracy(one) for one in facts]
+        tried = zip(accuracies, self.trials, strict=True)
+        finished = [(value, options) for value, options in tried if value is not None]
+        if not finished:
+            raise ConfigError(
+                f"all {len(self.trials)} trials of {self.cell.key} diverge, the last in "
+                f"{facts[-1]['diverged']}"
+            )
+        _, chosen = max(finished, key=itemgetter(0))
+        content = {
+            "tuned_in": self.cell.key,
+            "seed": SEED,
+            "chosen": chosen,
+            "settings": identity(self.cell, None),
+            "data": facts[0]["data"],
+            "made": [one["made"] for one in facts],
+            "trials": [
+                {"options": options, "best_validation": value, "validation": one["validation"]}
+                | ({"diverged": one["diverged"]} if value is None else {})
+                for options, value, one in zip(self.trials, accuracies, facts, strict=True)
+            ],
+        }
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self.file.with_name(f".{self.file.name}.lock")):
+            text = f"{json.dumps(content, indent=1)}\n"
+            storage.write_bytes(self.file, text.encode(), sync=True)
+        return chosen
