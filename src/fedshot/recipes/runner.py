@@ -44,6 +44,12 @@ class State:
         """The facts about the training run of each finished seed, in order of the seeds."""
         return [one for _, one in sorted(self.result.seeds.items())] if self.result else []
 
+    @property
+    def missing(self) -> list[int]:
+        """The seeds that are requested and have not finished."""
+        finished = self.result.seeds if self.result else {}
+        return [seed for seed in range(self.wanted) if seed not in finished]
+
 
 @dataclass(frozen=True)
 class Request:
@@ -108,7 +114,7 @@ class RecipeRunner:
         Raises ConfigError if tuning is requested and there are no validation classes.
         """
         for state in self.states.values():
-            if self._missing(state):
+            if state.missing:
                 state.obstacle, state.facts = check_cell(state.cell, self.request.data_dir)
                 here = state.facts["data"]["digest"] if state.facts else None
             else:
@@ -137,11 +143,11 @@ class RecipeRunner:
         """Add the missing seeds that cells of any recipe have trained with the same settings."""
         every = self.results.readable()
         for state in self._ready():
-            if not self._missing(state):
+            if not state.missing:
                 continue
             chosen, variant = self._chosen(state.cell), self.request.variant
             found = shared(state.cell, variant, chosen, every, state.facts)
-            for seed in sorted(found.keys() & set(self._missing(state))):
+            for seed in sorted(found.keys() & set(state.missing)):
                 state.result = self.results.add(state.cell, variant, chosen, seed, found[seed])
 
     def _jobs(self) -> list[Job]:
@@ -151,7 +157,7 @@ class RecipeRunner:
             self._job(state.cell, seed, "train", self._chosen(state.cell))
             for seed in range(self.request.seeds)
             for state in ready
-            if seed in self._missing(state)
+            if seed in state.missing
         ]
 
     def _ready(self) -> list[State]:
@@ -161,10 +167,6 @@ class RecipeRunner:
             for state in self.states.values()
             if state.obstacle is None and not self._is_untuned(state.cell.row)
         ]
-
-    def _missing(self, state: State) -> list[int]:
-        finished = state.result.seeds if state.result else {}
-        return [seed for seed in range(self.request.seeds) if seed not in finished]
 
     def _job(self, cell: Cell, seed: int, do: str, chosen: Chosen | None) -> Job:
         settings, folder = self._run_of(cell, seed, chosen)
@@ -261,7 +263,7 @@ class RecipeRunner:
 
     def _check_search(self, row: Row) -> None:
         """Set `State.obstacle` of a row's cells if its trials cannot be trained or used here."""
-        states = [s for s in self._of_row(row.key) if s.obstacle is None and self._missing(s)]
+        states = [s for s in self._of_row(row.key) if s.obstacle is None and s.missing]
         if not states:
             return
         search = self._search(row)
