@@ -124,7 +124,7 @@ class CellResult:
     row: str
     column: str
     settings: Settings  # the whole configuration, without name and seed
-    seeds: Mapping[int, Mapping[str, Any]]  # seed -> facts about its training run
+    seeds: Mapping[int, Mapping[str, Any]]  # seed -> facts about its training run, in order
     tuned: Mapping[str, Any] | None = None  # options that tuning chose; None without tuning
     path: Path | None = field(default=None, compare=False)
 
@@ -141,7 +141,7 @@ class CellResult:
     @property
     def score(self) -> Mapping[str, Any]:
         """The test score: each episode's accuracy is the mean over seeds."""
-        return combined([score_of(one) for _, one in sorted(self.seeds.items())])
+        return combined([score_of(one) for one in self.seeds.values()])
 
     @property
     def first(self) -> Mapping[str, Any]:
@@ -324,7 +324,7 @@ def score_of(one: Mapping[str, Any]) -> dict[str, Any]:
 
 def row_of(result: CellResult) -> ComparisonRow:
     """Return the result of a cell (row and column of a recipe's table) as a row of a comparison."""
-    every = [one for _, one in sorted(result.seeds.items())]
+    every = list(result.seeds.values())
     spent = [(one["bytes_down"], one["bytes_up"], one["seconds"]) for one in every]
     protocol = TestProtocol.of(result.settings, {"own": not every[0]["queries"]})
     return ComparisonRow.of_tests(result.key, [score_of(one) for one in every], spent, protocol)
@@ -355,9 +355,10 @@ def read(path: Path) -> CellResult:
     fix = f"{records.COPY}, or remove it and train the cell again"
     tree = records.read(path, _Cell, fix)
     row, column = tree["cell"].split("/")
+    seeds = {int(seed): one for seed, one in tree["seeds"].items()}
     found = CellResult(
         tree["recipe"], tree["variant"], row, column, tree["settings"],
-        {int(seed): one for seed, one in tree["seeds"].items()}, tree["tuned"], path,
+        dict(sorted(seeds.items())), tree["tuned"], path,
     )  # fmt: skip
     place = (path.parent.parent.name, path.parent.name, path.stem)
     if (found.recipe, found.variant, f"{row}.{column}") != place:

@@ -450,7 +450,7 @@ def _cell(table: _Table, state: State, results: str) -> str:
         class_means=class_means([state]),
         command=Markup(result.command()),
         made=_made([state]),
-        seeds=[_seed(n, one) for n, one in sorted(result.seeds.items())],
+        seeds=[_seed(n, one) for n, one in result.seeds.items()],
         curve=_curve(state.finished),
         marks=marks(state.cell, result),
         changed=changed,

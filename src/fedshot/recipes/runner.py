@@ -42,7 +42,7 @@ class State:
     @property
     def finished(self) -> list[Mapping[str, Any]]:
         """The facts about the training run of each finished seed, in order of the seeds."""
-        return [one for _, one in sorted(self.result.seeds.items())] if self.result else []
+        return list(self.result.seeds.values()) if self.result else []
 
     @property
     def missing(self) -> list[int]:

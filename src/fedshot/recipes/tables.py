@@ -270,7 +270,7 @@ def _values(state: State) -> dict[str, Any]:
         "worst_tenth": score.get("worst_tenth"),
         "spread": score.get("spread"),
         **{name: _share(state, name) for name in _SHARES},
-        "seeds": sorted(state.result.seeds) if state.result else [],
+        "seeds": list(state.result.seeds) if state.result else [],
         "marks": _notes(state),
         "obstacle": state.obstacle and state.obstacle.kind,
     }
