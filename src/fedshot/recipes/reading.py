@@ -233,7 +233,7 @@ def _check_places(
 def _check_spaces(what: str, parts: Mapping[str, Any]) -> None:
     """Raise ConfigError for an invalid search space of a tuned option."""
     for place, space in parts.get("tune", {}).items():
-        if len(space) != 1 or not is_space(*next(iter(space.items()))):
+        if not is_space(space):
             raise ConfigError(
                 f"{what}: the search space of {place} is {space!r:.60}; expected "
                 "{log: [0.001, 0.1]}, {linear: [0, 1]}, {int: [1, 8]} or {choice: [1, 5, 10]}."

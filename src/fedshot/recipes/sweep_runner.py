@@ -75,7 +75,7 @@ def _check_space(path: str, space: Space, drawn: int) -> None:
             f"a sweep cannot be over {path}: its points are compared on the same data, clients, "
             "seeds and validation episodes. Set it for all points, and make a sweep for each value."
         )
-    if len(space) != 1 or not is_space(*next(iter(space.items()))):
+    if not is_space(space):
         raise ConfigError(
             f"{path} has the search space {dict(space)!r:.80}; expected values such as 1,2,4, or "
             "LOW,HIGH after log:, uniform: or int:."

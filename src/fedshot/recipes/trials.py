@@ -20,8 +20,11 @@ Space: TypeAlias = Mapping[str, Sequence[Any]]
 Facts: TypeAlias = Mapping[str, Any]
 
 
-def is_space(kind: Any, values: Any) -> bool:
-    """Whether `{kind: values}` is a search space."""
+def is_space(space: Mapping[Any, Any]) -> bool:
+    """Whether a mapping is a search space."""
+    if len(space) != 1:
+        return False
+    ((kind, values),) = space.items()
     if not isinstance(values, list) or not values:
         return False
     if kind == "choice":
