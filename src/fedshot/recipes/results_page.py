@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, stdev
@@ -27,7 +28,7 @@ from fedshot.recipes import claims, provenance
 from fedshot.recipes.claims import ClaimResult, Front, Paper, Selection, check_claim
 from fedshot.recipes.plan import marks
 from fedshot.recipes.plots import published_and_ours, swept, with_learning_curves
-from fedshot.recipes.recipe import AGAINST, Cell, Recipe
+from fedshot.recipes.recipe import AGAINST, Recipe
 from fedshot.recipes.results import CellResult, Results, command, row_of, validation_curve
 from fedshot.recipes.runner import State, current
 from fedshot.recipes.scatter import with_scatter_data
@@ -38,9 +39,6 @@ from fedshot.recipes.tables import (
     measure,
     ours,
     published,
-    share,
-    share_column,
-    share_notes,
     shares,
     unfair,
 )
@@ -166,10 +164,10 @@ def _front(front: Front, tables: _Tables, left_out: Sequence[str], name: str, li
                 "statuses": [one.status for one in checked],
             }
         )
-    made = {table.recipe.name: table.recipe for table in tables.values()}
-    cells: dict[str, list[Cell]] = {name: [] for name in made}
-    for table in tables.values():
-        cells[table.recipe.name] += [state.cell for state in table.states]
+    recipes = {}
+    for recipe, group in itertools.groupby(tables.values(), key=attrgetter("recipe")):
+        cells = [state.cell for table in group for state in table.states]
+        recipes[recipe.name] = recipe.title_of(cells), count(len(cells), "cell")
     return render_markdown(
         "results_front.md",
         papers=papers,
@@ -180,9 +178,7 @@ def _front(front: Front, tables: _Tables, left_out: Sequence[str], name: str, li
         },
         boards=_leaderboard(tables, front.leaderboard, linked),
         leaderboard=front.leaderboard,
-        recipes={
-            key: (made[key].title_of(held), count(len(held), "cell")) for key, held in cells.items()
-        },
+        recipes=recipes,
         left_out=left_out,
         name=name,
     )
@@ -294,38 +290,50 @@ def _leaderboard(tables: _Tables, selection: Selection, linked: str) -> dict[str
 
 def _section(table: _Table, figures: str, linked: bool) -> dict[str, Any]:
     recipe, states, letters = table.recipe, table.states, Marks()
-    own = [s for s in states if s.result and not s.result.first["queries"]]  # clients' own classes
-    held = shares(states)
-    extra = ["over clients", "worst tenth"] * bool(own) + [share_column(name) for name in held]
-    lines = [_line(state, letters, table, linked, extra) for state in states]
+    held, extra = shares(states), dict[str, Callable[[State], str]]()
+    if any(s.result and not s.result.first["queries"] for s in states):  # clients' own classes
+        extra["over clients"] = partial(_over_clients, "spread")
+        extra["worst tenth"] = partial(_over_clients, "worst_tenth")
+    extra |= {share.column: share.text for share in held}
+    lines = [_line(state, letters, table, linked, extra.values()) for state in states]
     title = recipe.title_of(state.cell for state in states)
     return {
         "variant": table.variant,
         "data": title.removeprefix(recipe.title),
         "measure": measure(recipe, states),
         "lines": lines,
-        "extra": extra,
+        "extra": list(extra),
         "notes": letters.notes(),
         "unfair": unfair(states),
-        "captions": [*class_means(states), *share_notes(held)],
+        "captions": [*class_means(states), *(share.note for share in held)],
         "figures": _figures(recipe, table.variant, states, figures),
         "commands": [Markup(text) for text in _commands(recipe, states)],
         "made": _made(states),
     }
 
 
-def _line(
-    state: State, letters: Marks, table: _Table, linked: bool, extra: Sequence[str]
-) -> list[str]:
-    """Return the texts of a cell's line in the recipe's table, with the additional columns `extra`.
+def _over_clients(name: str, state: State) -> str:
+    """Return a value of a cell's test in percent, its mean over seeds; "-" if it is unknown."""
+    found = [one["test"][name] for one in state.finished]
+    return "-" if None in found else f"{100 * fmean(found):.2f}"
 
-    With `linked`, the accuracy links to the cell's page.
+
+def _line(
+    state: State,
+    letters: Marks,
+    table: _Table,
+    linked: bool,
+    extra: Iterable[Callable[[State], str]],
+) -> list[str]:
+    """Return the texts of a cell's line in the recipe's table.
+
+    With `linked`, the accuracy links to the cell's page; `extra` give the texts of further columns.
     """
     result = state.result
     assert result is not None
     every = state.finished
     accuracies = [100 * one["test"]["accuracy"] for one in every]
-    line = [
+    return [
         state.cell.row.label,
         state.cell.column.label,
         published(state),
@@ -333,18 +341,12 @@ def _line(
         difference(state),
         str(len(every)),
         f"{stdev(accuracies):.2f}" if len(accuracies) > 1 else "-",
+        *(text(state) for text in extra),
         _validation(result),
         megabytes(round(fmean([one["bytes_down"] + one["bytes_up"] for one in every]))),
         seconds(fmean([one["seconds"] for one in every])),
         letters.of(marks(state.cell, result)),
     ]
-    shown = {share_column(name): share(state, name) for name in shares(table.states)}
-    for name, key in (("over clients", "spread"), ("worst tenth", "worst_tenth")):
-        if name in extra:
-            found = [one["test"][key] for one in every]
-            shown[name] = "-" if None in found else f"{100 * fmean(found):.2f}"
-    line[7:7] = [shown[name] for name in extra]
-    return line
 
 
 def _figures(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from statistics import fmean
 from string import ascii_lowercase
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
@@ -24,26 +24,52 @@ from fedshot.recipes.tuning import SEED
 from fedshot.reports.table import add_row, grid, plain_text
 
 _COLUMNS = ("method", "setting", "published", "ours ± 95 %", "difference", "seeds", "marks")
-_SHARES = {
-    "backdoor": (
-        "attack.backdoor",
-        "backdoor succeeds",
-        "Backdoor: percent of the queries of other classes, with the trigger, that are predicted "
-        "to be of the attacker's class.",
-    ),
-    "zeros": (
-        "metrics.zeros",
-        "zeros",
-        "Zeros: percent of the weights that are exactly 0 after the last round, mean over clients.",
-    ),
-    "near_zero": (
+
+
+class ShareColumn(NamedTuple):
+    """A share that some cells (rows and columns of a recipe's table) have, and its column."""
+
+    name: str  # in JSON
+    place: str  # key path in the facts about a seed's training run
+    column: str  # heading
+    note: str  # what the column shows, a line
+
+    def of(self, state: State) -> float | None:
+        """Return the share of a cell, its mean over seeds; None if it was not measured."""
+        every = [trees.at(one, self.place) for one in state.finished]
+        known = [one for one in every if one is not None]
+        return fmean(known) if known else None
+
+    def text(self, state: State) -> str:
+        """Return the share of a cell in percent; "" if it was not measured."""
+        found = self.of(state)
+        return "" if found is None else f"{100 * found:.1f}"
+
+
+_BACKDOOR = ShareColumn(
+    "backdoor",
+    "attack.backdoor",
+    "backdoor succeeds",
+    "Backdoor: percent of the queries of other classes, with the trigger, that are predicted to be "
+    "of the attacker's class.",
+)
+_ZEROS = ShareColumn(
+    "zeros",
+    "metrics.zeros",
+    "zeros",
+    "Zeros: percent of the weights that are exactly 0 after the last round, mean over clients.",
+)
+_SHARES = (
+    _BACKDOOR,
+    _ZEROS,
+    ShareColumn(
+        "near_zero",
         "metrics.near_zero",
         "below 0.001",
         "Below 0.001: percent of the weights whose magnitude is below 0.001 after the last round, "
         "zeros included.",
     ),
-}
-"""Shares that some cells have -> their place in a seed's facts, column of the table, and note."""
+)
 _SPARSE = 0.01  # share of zeros that only a sparse model has; biases that never moved have less
 
 
@@ -75,10 +101,10 @@ def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
     letters, extra = Marks(), shares(states)
     rows = [(state, cells(state, letters, extra)) for state in states]
     caption = [f"{printable(measure(recipe, states))}.", *_data(states), *class_means(states)]
-    caption += [*share_notes(extra), *letters.notes(), *unfair(states)]
+    caption += [*(share.note for share in extra), *letters.notes(), *unfair(states)]
     title = f"{printable(recipe.title_of(state.cell for state in states))}, budget "
     title += variant.replace("-tune", ", trials ")
-    columns = (*_COLUMNS[:-1], *map(share_column, extra), _COLUMNS[-1])
+    columns = (*_COLUMNS[:-1], *(share.column for share in extra), _COLUMNS[-1])
     found = grid(columns, ("method", "setting", "marks"), title, caption)
     for _, group in groupby(rows, key=lambda row: row[0].cell.row.key):
         for _, texts in group:
@@ -87,10 +113,10 @@ def table(recipe: Recipe, variant: str, states: Sequence[State]) -> Table:
     return found
 
 
-def cells(state: State, letters: Marks, extra: Iterable[str] = ()) -> tuple[str, ...]:
+def cells(state: State, letters: Marks, extra: Iterable[ShareColumn] = ()) -> tuple[str, ...]:
     """Return the line of a cell of a recipe in the table for a terminal: a text for each column.
 
-    `letters` assigns letters to the cell's notes; `extra` names the shares that have a column.
+    `letters` assigns letters to the cell's notes; `extra` are the shares that have a column.
     """
     cell = state.cell
     return (
@@ -100,7 +126,7 @@ def cells(state: State, letters: Marks, extra: Iterable[str] = ()) -> tuple[str,
         ours(state),
         difference(state),
         str(len(state.result.seeds)) if state.result else "",
-        *[share(state, name) for name in extra],
+        *[share.text(state) for share in extra],
         letters.of(_notes(state)),
     )
 
@@ -164,40 +190,14 @@ def difference(state: State) -> str:
     return signed(100 * state.result.score["accuracy"] - state.cell.published)
 
 
-def shares(states: Sequence[State]) -> list[str]:
-    """Return the names of the shares that a cell has: each is a column of the table.
+def shares(states: Sequence[State]) -> list[ShareColumn]:
+    """Return the shares that a cell has.
 
-    Shares of weights have columns only if a cell has a sparse model, with 1 % of zeros or more.
+    Shares of weights are left out unless a cell has a sparse model, with 1 % of zeros or more.
     """
-    sparse = any((_share(state, "zeros") or 0) >= _SPARSE for state in states)
-    return [
-        name
-        for name in _SHARES
-        if (sparse or name == "backdoor") and any(_share(s, name) is not None for s in states)
-    ]
-
-
-def share_column(name: str) -> str:
-    """Return the heading of a share's column."""
-    return _SHARES[name][1]
-
-
-def share_notes(names: Iterable[str]) -> list[str]:
-    """Return a line for each share, which says what its column shows."""
-    return [_SHARES[name][2] for name in names]
-
-
-def share(state: State, name: str) -> str:
-    """Return a share of a cell in percent; "" if it was not measured."""
-    found = _share(state, name)
-    return "" if found is None else f"{100 * found:.1f}"
-
-
-def _share(state: State, name: str) -> float | None:
-    """Return a share of a cell, its mean over seeds; None if it was not measured."""
-    every = [trees.at(one, _SHARES[name][0]) for one in state.finished]
-    known = [one for one in every if one is not None]
-    return fmean(known) if known else None
+    sparse = any((_ZEROS.of(state) or 0) >= _SPARSE for state in states)
+    some = _SHARES if sparse else [_BACKDOOR]
+    return [share for share in some if any(share.of(state) is not None for state in states)]
 
 
 def _data(states: Sequence[State]) -> list[str]:
@@ -269,7 +269,7 @@ def _values(state: State) -> dict[str, Any]:
         "interval": score.get("interval"),
         "worst_tenth": score.get("worst_tenth"),
         "spread": score.get("spread"),
-        **{name: _share(state, name) for name in _SHARES},
+        **{share.name: share.of(state) for share in _SHARES},
         "seeds": list(state.result.seeds) if state.result else [],
         "marks": _notes(state),
         "obstacle": state.obstacle and state.obstacle.kind,
