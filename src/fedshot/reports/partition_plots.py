@@ -8,13 +8,14 @@ from typing import Literal
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, Normalize, to_rgb
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedshot.core.text import count, joined, shortened
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Ints
 from fedshot.data.partitions.partition import Partition
-from fedshot.reports.figure_export import INK, PALETTE, picture
+from fedshot.reports.figure_export import INK, PALETTE, drawing, picture
 
 _BUBBLES = 12  # maximum number of classes drawn as bubbles; more classes are a heat map
 _NAMED = 40  # maximum number of classes whose names fit beside an axis
@@ -110,9 +111,7 @@ def one_client_picture(
         notes: lines below the plot, such as why a number of clients is left out.
     """
 
-    def draw(ax: Axes) -> None:
-        figure = ax.figure
-        ax.remove()
+    def draw(figure: Figure) -> None:
         panels = figure.subplots(1, max(len(held), 1), sharex=True, sharey=True, squeeze=False)[0]
         for panel, (clients, counts) in zip(panels, held.items(), strict=False):
             at = np.arange(len(counts))
@@ -138,7 +137,7 @@ def one_client_picture(
         figure.supxlabel(f"class\n{text}" if held and text else text or "class", fontsize=8.5)
 
     title = f"Examples of one client among {joined([str(n) for n in held]) or 'no clients'}"
-    return picture(title, (9.0, 2.6 + 0.16 * len(notes)), draw)
+    return drawing(title, (9.0, 2.6 + 0.16 * len(notes)), draw)
 
 
 def _bubbles(ax: Axes, table: Ints) -> None:
