@@ -10,11 +10,10 @@ import pytest
 from fedshot.recipes import claims, results_page
 from fedshot.recipes.claims import Claim, Status, check_claim
 from fedshot.recipes.index import load
-from fedshot.recipes.reading import read
 from fedshot.recipes.results import Results
 from fedshot.recipes.runner import State
 
-from .test_recipes import changed, facts
+from .example_recipe import example, facts
 
 CLAIM = Claim("proto is above local", "t", "paper", "proto", ("local",))
 FRONT = claims.load()
@@ -26,7 +25,7 @@ def cells(folder: Path, gains: dict[str, float], queries: int = 100) -> dict[str
 
     The gain of an episode differs by 0.1 from the mean: the half-width of its interval is 0.032.
     """
-    recipe, found = read("t", changed()), {}
+    recipe, found = example(), {}
     for column, gain in gains.items():
         base = np.tile([0.3, 0.5, 0.3, 0.5], 10)
         ours = base + gain + np.tile([0.1, 0.1, -0.1, -0.1], 10)

@@ -18,19 +18,13 @@ from fedshot.recipes.plan import digest, marks
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, outdated
-from fedshot.recipes.runner import RecipeRunner, Request, current
+from fedshot.recipes.runner import current
 from fedshot.recipes.tuning import Search, trials
 from system.runs import experiment, finished
 
-from .test_recipes import changed, facts
+from .example_recipe import changed, example, facts, runner
 
 HERE = digest({"data": {"name": "digits"}}, None)
-
-
-def bench(recipe: Recipe, folder: Path, *patterns: str, **asked: Any) -> RecipeRunner:
-    return RecipeRunner(
-        Request(recipe, "small", patterns, runs=folder / "runs", results=folder, **asked)
-    )
 
 
 def of_here(**other: Any) -> dict[str, Any]:
@@ -89,7 +83,7 @@ def test_a_worker_tells_the_round_that_would_be_tested(tmp_path: Path) -> None:
 def test_two_draws_that_come_to_the_same_are_trained_once(tmp_path: Path) -> None:
     tree = changed(tune={"method.local_steps": {"choice": [1, 2]}})
     tree["rows"]["local"]["tune"] = {}
-    asked = bench(read("t", tree), tmp_path, "proto/one", seeds=1, tune=4, jobs=2)
+    asked = runner(read("t", tree), tmp_path, "proto/one", seeds=1, tune=4, jobs=2)
     events = [(event.kind, event.job.do) for event in asked.run()]
     assert events.count(("done", "tune")) == 3, "2 values, and what the recipe leaves open"
     assert events.count(("done", "train")) == 1
@@ -98,10 +92,10 @@ def test_two_draws_that_come_to_the_same_are_trained_once(tmp_path: Path) -> Non
 
 
 def test_seeds_on_other_data_are_not_joined_by_more(tmp_path: Path) -> None:
-    made = read("t", changed())
+    made = example()
     cell = made.cells("small", ["proto/one"])[0]
     Results(tmp_path).add(cell, "small", None, 0, facts())
-    more = bench(made, tmp_path, "proto/*", seeds=2)
+    more = runner(made, tmp_path, "proto/*", seeds=2)
     more.check()
     told = more.states["proto/one"].obstacle
     assert told is not None
@@ -109,25 +103,25 @@ def test_seeds_on_other_data_are_not_joined_by_more(tmp_path: Path) -> None:
     assert "proto.one.json away" in told.reason
     assert more.states["proto/five"].obstacle is None
     assert {job.key.split()[1] for job in more._jobs()} == {"proto/five"}
-    whole = bench(made, tmp_path, "proto/one", seeds=1)
+    whole = runner(made, tmp_path, "proto/one", seeds=1)
     whole.check()
     assert whole.states["proto/one"].obstacle is not None, "finished, and not of what is here"
     Results(tmp_path).add(cell, "small", None, 0, of_here())
-    same = bench(made, tmp_path, "proto/one", seeds=2)
+    same = runner(made, tmp_path, "proto/one", seeds=2)
     same.check()
     assert same.states["proto/one"].obstacle is None
 
 
 def test_trials_on_other_data_choose_for_nobody(tmp_path: Path) -> None:
-    made = read("t", changed())
+    made = example()
     tuned(made, tmp_path, 1, data=facts()["data"])
-    asked = bench(made, tmp_path, "proto/one", tune=3)
+    asked = runner(made, tmp_path, "proto/one", tune=3)
     asked.check()
     told = asked.states["proto/one"].obstacle
     assert told is not None
     assert "its trials were on other data (d)" in told.reason
     tuned(made, tmp_path, 1)
-    again = bench(made, tmp_path, "proto/one", tune=3)
+    again = runner(made, tmp_path, "proto/one", tune=3)
     again.check()
     assert again.states["proto/one"].obstacle is None
 
@@ -137,7 +131,7 @@ def test_the_column_that_trials_are_made_in_is_looked_at_whichever_is_asked_for(
 ) -> None:
     tree = changed()
     tree["columns"]["one"]["settings"] = {"episode": {"shot": 500}}
-    asked = bench(read("t", tree), tmp_path, "proto/five", tune=2)
+    asked = runner(read("t", tree), tmp_path, "proto/five", tune=2)
     asked.check()
     told = asked.states["proto/five"].obstacle
     assert told is not None
@@ -145,13 +139,13 @@ def test_the_column_that_trials_are_made_in_is_looked_at_whichever_is_asked_for(
 
 
 def test_cells_of_trials_that_count_no_more_are_left_out(tmp_path: Path) -> None:
-    made = read("t", changed())
+    made = example()
     chosen = tuned(made, tmp_path, 2)
     cell = made.cells("small", ["proto/one"])[0]
     result = Results(tmp_path).add(cell, "small-tune3", chosen, 0, facts())
     states, left = current("t", "small-tune3", [result], made)
     assert (len(states), left) == (1, [])
-    other = read("t", changed(tune={"method.optimizer.lr": {"log": [1e-3, 1e-1]}}))
+    other = example(tune={"method.optimizer.lr": {"log": [1e-3, 1e-1]}})
     states, left = current("t", "small-tune3", [result], other)
     assert states == []
     assert left == [
@@ -165,7 +159,7 @@ def test_cells_of_trials_that_count_no_more_are_left_out(tmp_path: Path) -> None
 
 
 def test_rows_with_fewer_seeds_have_a_command_of_their_own(tmp_path: Path) -> None:
-    made = read("t", changed())
+    made = example()
     for cell in made.cells("small"):
         for seed in range(2 if cell.row.key == "proto" else 1):
             Results(tmp_path).add(cell, "small", None, seed, facts())
@@ -175,17 +169,17 @@ def test_rows_with_fewer_seeds_have_a_command_of_their_own(tmp_path: Path) -> No
 
 
 def test_a_seed_that_is_missing_between_others_is_told(tmp_path: Path) -> None:
-    cell = read("t", changed()).cells("small")[0]
+    cell = example().cells("small")[0]
     for seed in (0, 2):
         result = Results(tmp_path).add(cell, "small", None, seed, facts())
     assert "only seeds 0, 2" in marks(cell, result)
 
 
 def test_another_budget_s_training_with_the_same_settings_is_taken_over(tmp_path: Path) -> None:
-    made = read("t", changed())
+    made = example()
     assert tuned(made, tmp_path, 0) == {}
     Results(tmp_path).add(made.cells("small")[0], "small", None, 0, of_here())
-    asked = bench(made, tmp_path, "proto/one", seeds=1, tune=3)
+    asked = runner(made, tmp_path, "proto/one", seeds=1, tune=3)
     asked.check()
     assert list(asked.run()) == [], "the recipe as it stands was best, and is trained already"
     told = marks(asked.cells[0], asked.states["proto/one"].result)
@@ -206,7 +200,7 @@ def test_another_budget_s_training_with_the_same_settings_is_taken_over(tmp_path
 def test_a_damaged_file_is_told_and_is_the_matter_of_its_own_cell(
     before: str, after: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = read("t", changed())
+    made = example()
     cells, results = made.cells("small"), Results(tmp_path)
     good, bad = (results.add(cell, "small", None, 0, facts()) for cell in cells[:2])
     assert bad.path is not None
@@ -220,7 +214,7 @@ def test_a_damaged_file_is_told_and_is_the_matter_of_its_own_cell(
 
 
 def test_a_row_that_was_broken_since_is_out_of_date(tmp_path: Path) -> None:
-    cell = read("t", changed()).cells("small")[0]
+    cell = example().cells("small")[0]
     result = Results(tmp_path).add(cell, "small", None, 0, facts())
     tree = changed()
     tree["rows"]["proto"]["settings"]["method"]["lokal"] = 1
@@ -291,11 +285,11 @@ def test_a_worker_that_found_all_trained_is_not_told_to_have(
 
 
 def test_new_trials_do_not_join_seeds_of_other_data(tmp_path: Path) -> None:
-    made = read("t", changed())
+    made = example()
     cell = made.cells("small", ["proto/one"])[0]
     Results(tmp_path).add(cell, "small-tune3", tuned(made, tmp_path, 0), 0, facts())
     (tmp_path / "t" / "small-tune3" / "proto.tune.json").unlink()
-    asked = bench(made, tmp_path, "proto/one", seeds=2, tune=3)
+    asked = runner(made, tmp_path, "proto/one", seeds=2, tune=3)
     asked.check()
     assert asked.states["proto/one"].obstacle is None, "untuned, nothing of it counts"
     told = {i: of_here(validation=[[2, 0.6 - 0.1 * i, 0.1]]) for i in range(3)}
@@ -310,7 +304,7 @@ def test_new_trials_do_not_join_seeds_of_other_data(tmp_path: Path) -> None:
 def test_trials_that_could_not_be_today_leave_the_rest_of_the_page(
     broken: str, tmp_path: Path
 ) -> None:
-    made = read("t", changed())
+    made = example()
     chosen = tuned(made, tmp_path, 0)
     cell = made.cells("small", ["proto/five"])[0]
     result = Results(tmp_path).add(cell, "small-tune3", chosen, 0, facts())

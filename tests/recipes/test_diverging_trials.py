@@ -17,7 +17,7 @@ from fedshot.recipes.tuning import SEED, Search
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 
-from .test_recipes import changed, facts
+from .example_recipe import changed, facts
 
 LOST: dict[str, Any] = {"diverged": "round 2: 0 of 4 clients gave a usable reply"}
 RAISED = "method.optimizer.lr"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,16 @@ from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results
 from fedshot.recipes.runner import State
 
-from .test_recipes import SMALL, facts
+from .example_recipe import changed, example, facts
 
 MB = 1_000_000
 LOOKS = [[0, 0.3, 0.1], [2, 0.4, 0.1], [4, 0.6, 0.1]]
 TRAINED: dict[str, Any] = {"rounds": 4, "bytes_down": MB, "bytes_up": 3 * MB}
-
-
-def recipe(**parts: Any) -> Recipe:
-    return read("t", deepcopy(SMALL) | parts)
+TOLD = TRAINED | {"validation": LOOKS, "round": 4}
 
 
 def state(folder: Path, key: str, *seeds: dict[str, Any], made: Recipe | None = None) -> State:
-    (cell,) = (made or recipe()).cells("small", [key])
+    (cell,) = (made or example()).cells("small", [key])
     for seed, told in enumerate(seeds):
         result = Results(folder).add(cell, "small", None, seed, facts(**told))
     return State(cell, result=result)
@@ -49,7 +45,7 @@ def panels(
         return real(title, size, lambda figure: (kept.append(figure), draw(figure)))
 
     monkeypatch.setattr(plots, "drawing", drawing)
-    assert plots.learning(made or recipe(), states, by).startswith("<?xml")
+    assert plots.learning(made or example(), states, by).startswith("<?xml")
     return kept[0].axes
 
 
@@ -59,7 +55,7 @@ def test_lines_are_means_over_seeds_against_the_bytes_until_then(
     lower = [[0, 0.1, 0.1], [2, 0.4, 0.1], [4, 0.2, 0.1]]
     proto = state(
         tmp_path, "proto/one",
-        TRAINED | {"validation": LOOKS, "round": 4}, TRAINED | {"validation": lower, "round": 2},
+        TOLD, TRAINED | {"validation": lower, "round": 2},
     )  # fmt: skip
     local = state(tmp_path, "local/one", {"validation": LOOKS, "round": 2, "rounds": 4,
                                           "bytes_down": 0, "bytes_up": 0})  # fmt: skip
@@ -78,9 +74,8 @@ def test_bytes_that_were_kept_for_each_look_place_its_dot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A method of two phases exchanges more in the rounds of one."""
-    told = TRAINED | {"validation": LOOKS, "round": 4}
-    two = state(tmp_path, "proto/one", told | {"traffic": [0, 3 * MB, 4 * MB]})
-    before = state(tmp_path, "local/one", told)
+    two = state(tmp_path, "proto/one", TOLD | {"traffic": [0, 3 * MB, 4 * MB]})
+    before = state(tmp_path, "local/one", TOLD)
     (axes,) = panels([two, before], monkeypatch)
     assert [list(line.get_xdata()) for line in axes.lines[::2]] == [[0, 3, 4], [0, 2, 4]]
 
@@ -88,46 +83,43 @@ def test_bytes_that_were_kept_for_each_look_place_its_dot(
 def test_a_panel_for_each_setting_in_which_two_methods_can_be_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = TRAINED | {"validation": LOOKS, "round": 4}
-    every = [state(tmp_path, key, told) for key in ("proto/one", "proto/five", "local/one")]
+    every = [state(tmp_path, key, TOLD) for key in ("proto/one", "proto/five", "local/one")]
     assert [s.cell.key for s in plots.with_learning_curves(every)] == ["proto/one", "local/one"]
     assert [axes.get_title() for axes in panels(every, monkeypatch)] == ["1-shot"]
     assert plots.with_learning_curves(every[:2]) == []
-    assert plots.learning(recipe(), every[:2]) == ""
+    assert plots.learning(example(), every[:2]) == ""
 
 
 @pytest.mark.parametrize("told", [{"validation": []}, {"validation": LOOKS[:1], "round": 0}])
 def test_what_was_not_looked_at_has_no_line(tmp_path: Path, told: dict[str, Any]) -> None:
     one = state(tmp_path, "proto/one", TRAINED | told)
-    other = state(tmp_path, "local/one", TRAINED | {"validation": LOOKS, "round": 4})
+    other = state(tmp_path, "local/one", TOLD)
     assert plots.with_learning_curves([one, other]) == []
 
 
 def test_of_rows_along_an_axis_the_first_has_a_line(tmp_path: Path) -> None:
-    tree = deepcopy(SMALL)
+    tree = changed()
     proto = tree["rows"]["proto"]
     tree["rows"] |= {"proto": proto | {"at": {"a": 1}}, "far": proto | {"at": {"a": 9}}}
-    made, told = read("t", tree), TRAINED | {"validation": LOOKS, "round": 4}
-    every = [state(tmp_path, f"{row}/one", told, made=made) for row in ("far", "local", "proto")]
+    made = read("t", tree)
+    every = [state(tmp_path, f"{row}/one", TOLD, made=made) for row in ("far", "local", "proto")]
     assert [s.cell.row.key for s in plots.with_learning_curves(every)] == ["local", "proto"]
 
 
 def test_looks_at_the_test_are_no_validation(tmp_path: Path) -> None:
-    tree = deepcopy(SMALL)
+    tree = changed()
     tree["columns"]["one"]["settings"] = {"run": {"choose": "best_on_test_classes"}}
     made = read("t", tree)
-    told = TRAINED | {"validation": LOOKS, "round": 4}
-    both = [state(tmp_path, key, told, made=made) for key in ("proto/one", "local/one")]
+    both = [state(tmp_path, key, TOLD, made=made) for key in ("proto/one", "local/one")]
     assert plots.with_learning_curves(both) == []
 
 
 def test_the_page_links_to_the_figure_where_there_is_one(tmp_path: Path) -> None:
-    told = TRAINED | {"validation": LOOKS, "round": 4}
-    both = [state(tmp_path, key, told) for key in ("proto/one", "local/one")]
-    link = results_page._figures(recipe(), "small", both, "../results")[-1]
+    both = [state(tmp_path, key, TOLD) for key in ("proto/one", "local/one")]
+    link = results_page._figures(example(), "small", both, "../results")[-1]
     assert link[1:] == ("A test, against megabytes", "../results/t/small.svg")
-    assert results_page._figures(recipe(), "small", both[:1], "../results") == []
-    written = plots.write(tmp_path, recipe(), "small")
+    assert results_page._figures(example(), "small", both[:1], "../results") == []
+    written = plots.write(tmp_path, example(), "small")
     assert written == [tmp_path / "t" / "small.svg"]
     assert "FL-Proto" in written[0].read_text()
 
@@ -136,12 +128,11 @@ def test_the_page_links_to_the_figure_where_there_is_one(tmp_path: Path) -> None
 def test_an_axis_shows_methods_that_exchange_a_hundredth_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = TRAINED | {"validation": LOOKS, "round": 4}
     for times, scale in ((90, "linear"), (110, "symlog")):
         dear = {"bytes_down": times * MB, "bytes_up": times * 3 * MB}
         both = [
-            state(tmp_path, "proto/one", told | dear),
-            state(tmp_path, "local/one", told),
+            state(tmp_path, "proto/one", TOLD | dear),
+            state(tmp_path, "local/one", TOLD),
         ]
         (axes,) = panels(both, monkeypatch)
         assert axes.get_xscale() == scale
@@ -152,9 +143,9 @@ def test_an_axis_shows_methods_that_exchange_a_hundredth_of_others(
 def test_curves_against_rounds_count_every_exchange(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, told = recipe(against=["rounds"]), TRAINED | {"validation": LOOKS, "round": 4}
-    talks = state(tmp_path, "proto/one", told | {"exchanges": 5}, made=made)
-    early = state(tmp_path, "local/one", told, made=made)  # of before they were counted
+    made = example(against=["rounds"])
+    talks = state(tmp_path, "proto/one", TOLD | {"exchanges": 5}, made=made)
+    early = state(tmp_path, "local/one", TOLD, made=made)  # of before they were counted
     (axes,) = panels([talks, early], monkeypatch, made, "rounds")
     assert [list(line.get_xdata()) for line in axes.lines[::2]] == [[0, 10, 20], [0, 2, 4]]
     assert axes.get_xlabel() == "communication rounds"

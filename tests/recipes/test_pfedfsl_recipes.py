@@ -15,11 +15,9 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.partitions.partition import ClientSplit
 from fedshot.recipes import plots
 from fedshot.recipes.index import load, names
-from fedshot.recipes.results import Results
-from fedshot.recipes.runner import State
 from fedshot.recipes.tuning import trials
 
-from .test_recipes import facts
+from .example_recipe import finished_cells
 
 EVERY = [name for name in names() if name.startswith("pfedfsl-")]
 TUNED = [name for name in EVERY if name.startswith("pfedfsl-tuned-")]
@@ -210,7 +208,5 @@ def test_tuning_moves_both_step_sizes_of_per_fedavg() -> None:
 )
 def test_a_learning_curve_says_what_it_is_judged_by(name: str, told: str, tmp_path: Path) -> None:
     recipe = load(name)
-    column, results = next(iter(recipe.columns)), Results(tmp_path)
-    cells = recipe.cells("small", [f"*/{column}"])[:2]
-    states = [State(one, result=results.add(one, "small", None, 0, facts())) for one in cells]
+    states = finished_cells(recipe, tmp_path, f"*/{next(iter(recipe.columns))}")
     assert f"accuracy on validation {told}, %" in plots.learning(recipe, states)

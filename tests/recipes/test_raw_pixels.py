@@ -11,13 +11,12 @@ from sklearn.neighbors import NearestCentroid
 
 from fedshot.config.load import Config
 from fedshot.recipes.cell_worker import class_means as measured
-from fedshot.recipes.reading import read
 from fedshot.recipes.results import Results
 from fedshot.recipes.results_page import pages
 from fedshot.recipes.runner import State
 from fedshot.recipes.tables import as_text, class_means
 from fedshot.runs.prepare import PreparedRun
-from recipes.test_recipes import changed, facts
+from recipes.example_recipe import example, facts
 from system.runs import OWN, SMALL, merged
 
 POOLED: dict[str, Any] = {"method": {"name": "fl_proto", "local_steps": 2}}
@@ -46,7 +45,7 @@ def test_the_floor_is_the_nearest_centroid_of_scikit_learn(change: dict[str, Any
 
 
 def test_a_table_and_the_page_tell_it_once_for_each_column(tmp_path: Path) -> None:
-    recipe = read("t", changed())
+    recipe = example()
     kept = Results(tmp_path)
     states = []
     for cell in recipe.cells("paper"):
@@ -65,6 +64,6 @@ def test_a_table_and_the_page_tell_it_once_for_each_column(tmp_path: Path) -> No
 
 
 def test_a_table_of_texts_has_none(tmp_path: Path) -> None:
-    (cell, *_) = read("t", changed()).cells("paper")
+    (cell, *_) = example().cells("paper")
     result = Results(tmp_path).add(cell, "paper", None, 0, facts() | {"pixels": {}})
     assert class_means([State(cell, result=result), State(cell)]) == []

@@ -28,6 +28,7 @@ from fedshot.recipes.tuning import SEED, Search, cell_of, trials
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 
+from .example_recipe import changed, example, facts, finished_cells, made
 from .published_tables import DATA, SPREADS, TABLES
 
 EXPECTED = {
@@ -54,48 +55,6 @@ EXPECTED = {
 EVERY = {name: load(name) for name in names()}
 ELSEWHERE = {"frl-c1", "frl-c2", "fedfsl-fig8", "fedfsl-k-exclusive"}
 """Recipes that also hold numbers which the paper prints in another table."""
-SMALL: dict[str, Any] = {
-    "title": "A test",
-    "source": "nowhere",
-    "kind": "table",
-    "measure": "nothing",
-    "settings": {
-        "data": {"name": "digits"},
-        "split": {"base": ["0-2"], "validation": ["3-4"], "novel": ["5-9"]},
-        "model": {"backbone": {"name": "mlp", "hidden": [8]}},
-        "episode": {"way": 3, "query": 5},
-        "partition": {"name": "iid", "clients": 4},
-        "test": {"way": 2, "query": 5, "episodes": 10, "validation_episodes": 5},
-        "run": {"threads": 1},
-    },
-    "columns": {
-        "one": {"label": "1-shot"},
-        "five": {"label": "5-shot", "settings": {"test": {"shot": 5}}},
-    },
-    "rows": {
-        "proto": {
-            "label": "FL-Proto",
-            "settings": {"method": {"name": "fl_proto"}, "model": {"head": "none"}},
-            "published": [50.0, None],
-        },
-        "local": {
-            "label": "Local",
-            "settings": {"method": {"name": "fsl_local", "learner_name": "proto"}},
-            "published": [40.0, 60.0],
-            "spread": [1.5, None],
-            "tune": {"method.local_steps": {"choice": [1, 2, 3]}},
-        },
-    },
-    "tune": {"method.optimizer.lr": {"log": [1e-4, 1e-2]}},
-    "budgets": {
-        "paper": {"exchanges": 10},
-        "small": {"exchanges": 2, "settings": {"model": {"backbone": {"hidden": [4]}}}},
-    },
-}  # fmt: skip
-
-
-def changed(**parts: Any) -> dict[str, Any]:
-    return deepcopy(SMALL) | parts
 
 
 def swept(value: Any) -> dict[str, Any]:
@@ -110,27 +69,6 @@ def of_row(key: str, own: Any) -> dict[str, Any]:
     tree = changed()
     tree["budgets"]["small"]["rows"] = {key: own}
     return tree
-
-
-def made(commit: str, cores: int = 2, after: int = -1) -> dict[str, Any]:
-    """Who trained a seed, from which round on."""
-    machine = {"cores": cores, "machine": "x86", "torch": "2"}
-    return {"after_round": after, "commit": commit, "machine": machine}
-
-
-def facts(accuracy: float = 0.5, **other: Any) -> dict[str, Any]:
-    """What a worker tells of a finished training."""
-    each = [accuracy] * 10
-    test = {"accuracy": accuracy, "interval": 0.1, "episodes": 10, "unanswered": 0, "diverged": 0,
-            "tasks": "abc", "transductive": False, "clients": {}, "worst_tenth": None,
-            "per_episode": each}  # fmt: skip
-    return {
-        "test": test, "queries": 10, "round": 2, "rounds": 2, "bytes_down": 10, "bytes_up": 10,
-        "seconds": 1.0, "validation": [[0, 0.3, 0.1], [2, 0.4, 0.1]],
-        "data": {"name": "digits", "digest": "d", "examples": 1797, "published": 1797},
-        "partition": "p", "clients": [4, 4], "left_out": {}, "faults": 0, "skipped": 0,
-        "made": [made("0123")], "validated": True, **other,
-    }  # fmt: skip
 
 
 def test_every_table_and_figure_has_a_recipe() -> None:
@@ -217,8 +155,7 @@ def test_a_budget_on_other_data_names_them_and_compares_with_no_number(tmp_path:
     for budget in ("elsewhere", "otherwise"):
         cells = recipe.cells(budget)
         assert not any(cell.published or cell.spread for cell in cells)
-        results = Results(tmp_path)
-        states = [State(cell, result=results.add(cell, budget, None, 0, facts())) for cell in cells]
+        states = finished_cells(recipe, tmp_path, budget=budget)
         text = tables.as_text(recipe, budget, states, width=300)
         told = "mnist" if budget == "elsewhere" else "digits"
         assert f"A test; here on {told}, budget {budget}" in text
@@ -332,7 +269,7 @@ def test_half_of_the_rounds_are_half_of_them_in_every_budget() -> None:
 
 
 def test_cells_are_chosen_by_pattern_and_a_slip_is_told() -> None:
-    recipe = read("t", changed())
+    recipe = example()
     assert [c.key for c in recipe.cells("small", ["proto/*"])] == ["proto/one", "proto/five"]
     assert [c.key for c in recipe.cells("small", ["*/five"])] == ["proto/five", "local/five"]
     with pytest.raises(
@@ -375,7 +312,7 @@ def test_a_recipe_that_cannot_be_is_refused(tree: Any, text: str) -> None:
 
 
 def test_what_sets_a_budget_apart_is_told_from_the_settings_themselves() -> None:
-    small, paper = (read("t", changed()).cells(budget)[0] for budget in ("small", "paper"))
+    small, paper = (example().cells(budget)[0] for budget in ("small", "paper"))
     assert budget_marks(small) == [
         "2 of 10 communication rounds",
         "backbone: mlp (hidden [4]), not mlp (hidden [8])",
@@ -393,7 +330,7 @@ def test_what_a_budget_alone_sets_is_told_beside_its_default() -> None:
 
 
 def test_marks_tell_subsets_clients_and_troubles(tmp_path: Path) -> None:
-    cell = read("t", changed()).cells("paper")[0]
+    cell = example().cells("paper")[0]
     told = facts(
         data={"name": "digits", "digest": "d", "examples": 700, "published": 1797},
         clients=[3, 4],
@@ -412,7 +349,7 @@ def test_marks_tell_subsets_clients_and_troubles(tmp_path: Path) -> None:
 
 
 def test_rows_that_sat_other_episodes_are_named(tmp_path: Path) -> None:
-    one, _, two, _ = read("t", changed()).cells("small")
+    one, _, two, _ = example().cells("small")
     other = facts()
     other["test"]["tasks"] = "xyz"
     results = Results(tmp_path)
@@ -454,7 +391,7 @@ def test_missing_data_are_an_obstacle_and_nothing_is_filled_in(tmp_path: Path) -
 
 
 def test_a_result_comes_back_as_it_went_in(tmp_path: Path) -> None:
-    cell = read("t", changed()).cells("small")[0]
+    cell = example().cells("small")[0]
     results = Results(tmp_path)
     results.add(cell, "small", None, 0, facts(0.5))
     results.add(cell, "small", None, 1, facts(0.7))
@@ -470,13 +407,13 @@ def test_a_result_comes_back_as_it_went_in(tmp_path: Path) -> None:
 def test_accuracies_that_are_no_counts_are_kept_as_they_are(tmp_path: Path) -> None:
     told = facts()
     told["test"]["per_episode"] = [1 / 3] * 10
-    result = Results(tmp_path).add(read("t", changed()).cells("small")[0], "small", None, 0, told)
+    result = Results(tmp_path).add(example().cells("small")[0], "small", None, 0, told)
     assert score_of(result.first)["per_episode"] == [1 / 3] * 10
 
 
 def test_a_result_of_an_older_recipe_counts_for_nothing(tmp_path: Path) -> None:
     results = Results(tmp_path)
-    results.add(read("t", changed()).cells("small")[0], "small", None, 0, facts())
+    results.add(example().cells("small")[0], "small", None, 0, facts())
     tree = changed()
     tree["settings"]["episode"]["query"] = 4
     assert results.of(read("t", tree).cells("small")[0], "small", None) is None
@@ -484,7 +421,7 @@ def test_a_result_of_an_older_recipe_counts_for_nothing(tmp_path: Path) -> None:
 
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     results = Results(tmp_path)
-    cell = read("t", changed()).cells("small")[0]
+    cell = example().cells("small")[0]
     results.path(cell, "small").parent.mkdir(parents=True)
     results.path(cell, "small").write_text('{"cell": 3}', encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"proto\.one\.json is damaged"):
@@ -492,7 +429,7 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
 
 
 def test_every_method_has_the_same_trials_of_what_all_share() -> None:
-    recipe = read("t", changed())
+    recipe = example()
     one, two = (trials(recipe, row, 6) for row in recipe.rows.values())
     assert one[0] == two[0] == {}
     assert len(one) == len(two) == 6
@@ -511,7 +448,7 @@ def test_tuning_without_a_space_is_refused() -> None:
 
 
 def test_the_best_trial_on_validation_classes_is_chosen(tmp_path: Path) -> None:
-    recipe = read("t", changed())
+    recipe = example()
     row = recipe.rows["proto"]
     search = Search.of(recipe, "small", row, 3, tmp_path)
     looks = ((0.9, 0.4), (0.2, 0.6), (0.2, 0.6))  # before training, and at the chosen round
@@ -611,7 +548,7 @@ def test_a_search_may_not_undo_what_a_budget_sets_for_a_row() -> None:
 
 
 def test_the_table_tells_the_data_the_budget_and_the_difference(tmp_path: Path) -> None:
-    recipe = read("t", changed())
+    recipe = example()
     results = Results(tmp_path)
     states = [State(cell, result=results.add(cell, "paper", None, 0, facts(0.525)), wanted=2)
               for cell in recipe.cells("paper")]  # fmt: skip
@@ -626,9 +563,9 @@ def test_the_table_tells_the_data_the_budget_and_the_difference(tmp_path: Path) 
 
 
 def test_the_success_of_a_backdoor_is_a_column_beside_the_accuracy(tmp_path: Path) -> None:
-    recipe, results = read("t", changed()), Results(tmp_path)
+    recipe, results = example(), Results(tmp_path)
     cells = recipe.cells("paper", ["proto/*"])
-    states = [State(cell, result=results.add(cell, "paper", None, 0, facts())) for cell in cells]
+    states = finished_cells(recipe, tmp_path, "proto/*", budget="paper")
     assert "backdoor" not in tables.as_text(recipe, "paper", states).lower()
     for seed, share in ((0, 1.0), (1, 0.5)):
         one = facts(attack={"liars": [3], "backdoor": share})
@@ -642,7 +579,7 @@ def test_the_success_of_a_backdoor_is_a_column_beside_the_accuracy(tmp_path: Pat
 
 
 def test_the_zeros_of_a_model_are_columns_beside_the_accuracy(tmp_path: Path) -> None:
-    recipe, results = read("t", changed()), Results(tmp_path)
+    recipe, results = example(), Results(tmp_path)
     cell, other = recipe.cells("paper", ["proto/*"])
     dense = facts(metrics={"zeros": 0.005, "near_zero": 0.5})
     states = [State(cell, result=results.add(cell, "paper", None, 2, dense))]
@@ -664,7 +601,7 @@ def test_the_zeros_of_a_model_are_columns_beside_the_accuracy(tmp_path: Path) ->
 
 
 def test_what_sets_seeds_apart_from_each_other_is_told(tmp_path: Path) -> None:
-    cell = read("t", changed()).cells("paper")[0]
+    cell = example().cells("paper")[0]
     results = Results(tmp_path)
     results.add(cell, "paper", None, 0, facts())
     other = facts(made=[made("0123"), made("4567", after=3)])
@@ -680,7 +617,7 @@ def test_what_sets_seeds_apart_from_each_other_is_told(tmp_path: Path) -> None:
 
 
 def test_what_a_recipe_never_does_as_the_paper_is_a_mark_in_every_budget() -> None:
-    recipe = read("t", changed(deviations=["10 test episodes, not 600"]))
+    recipe = example(deviations=["10 test episodes, not 600"])
     for budget in ("paper", "small"):
         assert marks(recipe.cells(budget)[0])[0] == "10 test episodes, not 600"
 
@@ -772,7 +709,7 @@ def test_two_columns_of_f2l_s_code_differ_in_what_is_not_honest_alone() -> None:
 
 
 def test_a_tuned_cell_says_so(tmp_path: Path) -> None:
-    cell = read("t", changed()).cells("paper")[0]
+    cell = example().cells("paper")[0]
     chosen = {"method.optimizer.lr": 0.005}
     result = Results(tmp_path).add(cell, "paper-tune4", chosen, 0, facts())
     assert marks(cell, result) == ["tuned with 4 trials: lr 0.005"]
@@ -807,7 +744,7 @@ def test_validation_is_looked_at_as_often_for_every_row() -> None:
 def test_an_option_that_came_later_counts_as_its_default_and_as_nothing_else(
     tmp_path: Path,
 ) -> None:
-    cell = read("t", changed()).cells("small")[0]
+    cell = example().cells("small")[0]
     results = Results(tmp_path)
     path = results.add(cell, "small", None, 0, facts()).path
     assert path is not None
@@ -833,7 +770,7 @@ def test_a_file_that_is_not_what_its_place_says_is_named(
     tmp_path: Path, change: Any, text: str
 ) -> None:
     results = Results(tmp_path)
-    path = results.add(read("t", changed()).cells("small")[0], "small", None, 0, facts()).path
+    path = results.add(example().cells("small")[0], "small", None, 0, facts()).path
     assert path is not None
     tree = json.loads(path.read_text(encoding="utf-8"))
     change(tree)
@@ -848,7 +785,7 @@ def test_results_of_no_cell_are_named_on_the_page_and_stale_ones_are_not_shown(
     results = Results(tmp_path)
     cells = load("digits").cells("small")
     results.add(cells[0], "small", None, 0, facts())
-    results.add(read("t", changed()).cells("small")[0], "small", None, 0, facts())
+    results.add(example().cells("small")[0], "small", None, 0, facts())
     path = results.add(cells[1], "small", None, 0, facts()).path
     assert path is not None
     path.write_text(path.read_text(encoding="utf-8").replace('"rounds": 6', '"rounds": 5'))
@@ -859,7 +796,7 @@ def test_results_of_no_cell_are_named_on_the_page_and_stale_ones_are_not_shown(
 
 
 def test_two_writers_of_one_cell_lose_no_seed(tmp_path: Path) -> None:
-    cell = read("t", changed()).cells("small")[0]
+    cell = example().cells("small")[0]
     with ThreadPoolExecutor(8) as pool:
         jobs = [pool.submit(Results(tmp_path).add, cell, "small", None, s, facts())
                 for s in range(24)]  # fmt: skip
@@ -894,7 +831,7 @@ def test_who_trained_a_run_is_kept_with_it(tmp_path: Path) -> None:
 
 
 def test_commits_that_leave_the_code_alone_are_one_version_of_it(tmp_path: Path) -> None:
-    cell = read("t", changed()).cells("paper")[0]
+    cell = example().cells("paper")[0]
     results = Results(tmp_path)
     same = [made(commit) | {"code": "c"} for commit in ("0123", "4567")]
     results.add(cell, "paper", None, 0, facts(made=same))
@@ -925,7 +862,7 @@ def test_names_of_classes_are_text_in_the_confusion_matrix_of_a_cell(tmp_path: P
     names = ("<script>x</script>", "a|b", "c\nd", "e\\|f")
     one = facts()
     one["test"]["confusion"] = {name: dict.fromkeys(names, 1) for name in names}
-    recipe = read("t", changed())
+    recipe = example()
     Results(tmp_path).add(recipe.cells("paper", ["proto/one"])[0], "paper", None, 0, one)
     page = results_page.pages(tmp_path, {"t": recipe}, cells=True)["results/t/paper/proto.one.md"]
     assert "<script" not in page
@@ -985,7 +922,7 @@ def test_the_pages_of_results_are_made_of_the_files_of_results() -> None:
 
 
 def test_a_request_that_cannot_be_is_refused() -> None:
-    recipe = read("t", changed())
+    recipe = example()
     for wrong, text in (({"seeds": 0}, "--seeds is 0"), ({"tune": -1}, "--tune is -1"),
                         ({"jobs": 0}, "--jobs is 0")):  # fmt: skip
         with pytest.raises(ConfigError, match=text):

@@ -11,11 +11,10 @@ from fedshot.recipes.plan import marks
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, score_of
-from fedshot.recipes.runner import RecipeRunner, Request
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 
-from .test_recipes import changed, facts
+from .example_recipe import changed, facts, runner
 
 
 def other(**proto: object) -> Recipe:
@@ -27,17 +26,11 @@ def other(**proto: object) -> Recipe:
     return read("other", tree)
 
 
-def bench(recipe: Recipe, folder: Path, *patterns: str, seeds: int = 1) -> RecipeRunner:
-    return RecipeRunner(
-        Request(recipe, "small", patterns, seeds, jobs=1, runs=folder / "runs", results=folder)
-    )
-
-
 def test_a_finished_training_of_another_recipe_is_taken_over(tmp_path: Path) -> None:
     first = read("first", changed()).cells("small", ["proto/one"])[0]
     for seed, accuracy in enumerate((0.5, 0.7)):
         Results(tmp_path).add(first, "small", None, seed, facts(accuracy))
-    asked = bench(other(), tmp_path, "whole/one", seeds=2)
+    asked = runner(other(), tmp_path, "whole/one", seeds=2)
     assert list(asked.run()) == [], "nothing is left to train"
     held = Results(tmp_path).of(asked.cells[0], "small", None)
     assert held is not None
@@ -51,9 +44,9 @@ def test_a_finished_training_of_another_recipe_is_taken_over(tmp_path: Path) -> 
 def test_whose_training_it_was_is_kept_when_it_is_taken_over_again(tmp_path: Path) -> None:
     first = read("first", changed()).cells("small", ["proto/one"])[0]
     Results(tmp_path).add(first, "small", None, 0, facts())
-    list(bench(other(), tmp_path, "whole/one").run())
+    list(runner(other(), tmp_path, "whole/one").run())
     Results(tmp_path).path(first, "small").unlink()
-    again = bench(read("third", changed()), tmp_path, "proto/one")
+    again = runner(read("third", changed()), tmp_path, "proto/one")
     list(again.run())
     held = again.states["proto/one"].result
     assert held is not None
@@ -63,7 +56,7 @@ def test_whose_training_it_was_is_kept_when_it_is_taken_over_again(tmp_path: Pat
 def test_what_was_trained_on_other_data_is_not_taken_over(tmp_path: Path) -> None:
     first = read("first", changed()).cells("small", ["proto/one"])[0]
     Results(tmp_path).add(first, "small", None, 0, facts())
-    asked = bench(other(), tmp_path, "whole/one")
+    asked = runner(other(), tmp_path, "whole/one")
     asked.check()
     asked._share()
     assert asked.states["whole/one"].result is None, "the digest of the digits is not 'd'"
@@ -74,7 +67,7 @@ def test_a_damaged_file_of_another_recipe_stands_in_nobody_s_way(tmp_path: Path)
     Results(tmp_path).add(first, "small", None, 0, facts())
     (tmp_path / "a" / "small").mkdir(parents=True)
     (tmp_path / "a" / "small" / "x.y.json").write_text("{}", encoding="utf-8")
-    asked = bench(other(), tmp_path, "whole/one")
+    asked = runner(other(), tmp_path, "whole/one")
     asked._share()
     assert asked.states["whole/one"].result is not None
 
@@ -85,7 +78,7 @@ def test_a_training_that_differs_in_anything_is_not(what: str, tmp_path: Path) -
     cell = recipe.cells("paper" if what == "budget" else "small", ["proto/one"])[0]
     variant = cell.budget.name
     Results(tmp_path).add(cell, variant, None, 1 if what == "seed" else 0, facts())
-    asked = bench(
+    asked = runner(
         other(local_steps=3) if what == "option" else other(),
         tmp_path,
         "whole/five" if what == "column" else "whole/one",

@@ -22,7 +22,7 @@ from fedshot.recipes.recipe import Column, Recipe
 from fedshot.recipes.results import Results, kept
 from fedshot.recipes.runner import RecipeRunner, Request
 
-from .test_recipes import changed
+from .example_recipe import changed, example, runner
 
 GROUP = {"clients": 4, "by": "iid", "spare": 4}
 FRL: dict[str, Any] = {"name": "frl", "variant": "proto", "inner_rounds": 2}
@@ -57,12 +57,13 @@ def recipe(backbone: Any = MLP, **rows: Any) -> Recipe:
     return read("t", tree)
 
 
-def bench(made: Recipe, folder: Path, tune: int = 0) -> RecipeRunner:
-    return RecipeRunner(Request(made, seeds=1, jobs=1, tune=tune, runs=folder, results=folder))
+def two_rows() -> Recipe:
+    """A row that has the training of another."""
+    return recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
 
 
 def jobs(made: Recipe, folder: Path) -> dict[str, Job]:
-    return {job.key.split(" ")[1]: job for job in bench(made, folder)._jobs()}
+    return {job.key.split(" ")[1]: job for job in runner(made, folder)._jobs()}
 
 
 def done(
@@ -177,7 +178,7 @@ def test_a_follower_in_a_column_that_follows_has_the_first_ones_training() -> No
 def test_looks_that_this_model_answered_are_not_answered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
+    made = two_rows()
     job = jobs(made, tmp_path)["row/one"]
     told = done(job, monkeypatch)
     path = job.folder / "looks.json"
@@ -207,7 +208,7 @@ def test_a_row_that_cannot_follow_is_trained(
     assert job.lead is not None
     assert not job.lead.folder.exists()
     assert told == done(job, monkeypatch, alone=True)
-    made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
+    made = two_rows()
     first, second = (jobs(made, tmp_path / "two")[key] for key in ("lead/one", "row/one"))
     done(first, monkeypatch)
     next((first.folder / "checkpoints").glob("round-000002*")).unlink()
@@ -218,7 +219,7 @@ def test_a_row_that_cannot_follow_is_trained(
 def test_every_look_is_kept_however_rare_checkpoints_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
+    made = two_rows()
     made.settings["run"]["checkpoint_every"] = 100
     lead, row = (jobs(made, tmp_path)[key] for key in ("lead/one", "row/one"))
     assert done(row, monkeypatch)["followed"] == "lead/one"
@@ -229,7 +230,7 @@ def test_every_look_is_kept_however_rare_checkpoints_are(
 def test_who_trained_and_who_answered_is_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
+    made = two_rows()
     lead, row = (jobs(made, tmp_path)[key] for key in ("lead/one", "row/one"))
     done(lead, monkeypatch)
     told = done(row, monkeypatch, here=HERE | {"commit": "4567+"})
@@ -245,7 +246,7 @@ def test_who_trained_and_who_answered_is_told_apart(
 def test_a_folder_in_which_another_process_works_is_left_to_it(
     busy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
+    made = two_rows()
     lead, row = (jobs(made, tmp_path)[key] for key in ("lead/one", "row/one"))
     folder = {"lead": lead, "row": row}[busy].folder
     folder.mkdir(parents=True)
@@ -308,8 +309,8 @@ def test_a_bench_trains_once_for_all_that_follow(tmp_path: Path) -> None:
 
 def test_with_tuning_every_row_trains_for_itself(tmp_path: Path) -> None:
     """What was chosen for one is not what was chosen for the other."""
-    made = recipe(lead=(FRL, None), row=({**FRL, "test_rounds": 0}, "lead"))
-    asked = bench(made, tmp_path, tune=2)
+    made = two_rows()
+    asked = runner(made, tmp_path, tune=2)
     for key in ("lead/one", "row/one"):
         job = asked._job(made.cells("small", [key])[0], 0, "train", None)
         assert (job.do, job.keep_validated) == ("train", False)
@@ -322,7 +323,7 @@ def test_a_column_that_cannot_follow_is_refused(where: dict[str, str]) -> None:
     columns = {"one": {"label": "IID"}, "two": {"label": "shards"}}
     row = {"label": "row", "published": [None, None], "settings": {"method": FRL}}
     with pytest.raises(ConfigError, match=r"row row in \w+ is trained in '\w+'; expected another"):
-        read("t", changed(columns=columns, rows={"row": row | {"trained_in": where}}))
+        example(columns=columns, rows={"row": row | {"trained_in": where}})
 
 
 @pytest.mark.parametrize("lead", ["nobody", "row", "other"])

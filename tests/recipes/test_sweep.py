@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from fedshot.recipes import plots, results_page
 from fedshot.recipes.index import load, names
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
-from fedshot.recipes.results import Results
 from fedshot.recipes.runner import State
 
-from .test_recipes import SMALL, facts
+from .example_recipe import changed, finished_cells
 
 PLACES = {
     "lambda_MI, weight of the transfer": "lambda_mi",
@@ -35,18 +33,10 @@ SWEEPS = [name for name in names() if any(row.at for row in load(name).rows.valu
 
 def recipe(at: dict[str, dict[str, float]]) -> Recipe:
     """A sweep of FL-Proto: a row for each of `at`."""
-    tree = deepcopy(SMALL) | {"kind": "sweep"}
+    tree = changed(kind="sweep")
     proto = tree["rows"]["proto"]
     tree["rows"] = {key: proto | {"at": values} for key, values in at.items()}
     return read("t", tree)
-
-
-def states(made: Recipe, folder: Path, *cells: str) -> list[State]:
-    results = Results(folder)
-    return [
-        State(cell, result=results.add(cell, "small", None, 0, facts()))
-        for cell in made.cells("small", cells)
-    ]
 
 
 def drawn(
@@ -80,7 +70,7 @@ def test_a_row_stands_in_every_panel_that_it_names_in_the_order_of_its_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = recipe({"both": {"a": 5, "b": 0.01}, "low": {"a": 1}, "far": {"b": 10.0}})
-    held = states(made, tmp_path, "*/one", "low/five")
+    held = finished_cells(made, tmp_path, "*/one", "low/five")
     assert drawn(monkeypatch, made, held) == [
         ([("1-shot", [1, 5]), ("5-shot", [1])], None),
         ([("1-shot", [0.01, 10.0])], "log"),
@@ -99,7 +89,7 @@ def test_an_axis_without_cells_has_no_panel(
         return real(self, rows, columns, **options)
 
     monkeypatch.setattr(Figure, "subplots", subplots)
-    plots.along(made, states(made, tmp_path, "low/one", "high/one"))
+    plots.along(made, finished_cells(made, tmp_path, "low/one", "high/one"))
     assert counts == [1]
 
 
@@ -110,13 +100,13 @@ def test_an_axis_is_logarithmic_where_its_values_reach_far(
     values: tuple[float, ...], scale: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = recipe({f"r{i}": {"a": value} for i, value in enumerate(values)})
-    (panel,) = drawn(monkeypatch, made, states(made, tmp_path, "*/one"))
+    (panel,) = drawn(monkeypatch, made, finished_cells(made, tmp_path, "*/one"))
     assert panel[1] == scale
 
 
 def test_a_sweep_is_written_from_its_results(tmp_path: Path) -> None:
     made = recipe({"low": {"a": 1}})
-    states(made, tmp_path, "low/one")
+    finished_cells(made, tmp_path, "low/one")
     written = plots.write(tmp_path, made, "small")
     assert written == [tmp_path / "t" / "small.svg"]
     assert "1-shot" in written[0].read_text()
@@ -124,13 +114,13 @@ def test_a_sweep_is_written_from_its_results(tmp_path: Path) -> None:
 
 
 def test_a_table_has_a_second_figure_of_the_rows_that_stand_at_values(tmp_path: Path) -> None:
-    tree = deepcopy(SMALL)
+    tree = changed()
     proto = tree["rows"]["proto"]
     tree["rows"] |= {"proto": proto | {"at": {"a": 1}}, "far": proto | {"at": {"a": 9}}}
     made = read("t", tree)
-    one, local = states(made, tmp_path, "proto/one", "local/one")
+    one, local = finished_cells(made, tmp_path, "proto/one", "local/one")
     assert plots.along(made, [local, one]) == ""
-    (far,) = states(made, tmp_path, "far/one")
+    (far,) = finished_cells(made, tmp_path, "far/one")
     assert plots.swept([local, one, far]) == [one, far]
     assert tmp_path / "t" / "small-at.svg" in plots.write(tmp_path, made, "small")
     links = results_page._figures(made, "small", [local, one, far], "../results")
@@ -140,12 +130,12 @@ def test_a_table_has_a_second_figure_of_the_rows_that_stand_at_values(tmp_path: 
 def test_rows_of_the_same_label_have_a_line_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = deepcopy(SMALL) | {"kind": "curve"}
+    tree = changed(kind="curve")
     tree["columns"]["one"]["x"], tree["columns"]["five"]["x"] = 1, 5
     proto = tree["rows"]["proto"]
     tree["rows"] = {"proto": proto, "again": proto}
     made = read("t", tree)
-    held = states(made, tmp_path, "proto/*", "again/one")
+    held = finished_cells(made, tmp_path, "proto/*", "again/one")
     ((lines, _),) = drawn(monkeypatch, made, held, plots.curve)
     assert lines == [("FL-Proto", [1, 5]), ("FL-Proto", [1])]
 

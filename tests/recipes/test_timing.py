@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ import pytest
 from fedshot.config import settings as trees
 from fedshot.recipes import timing
 from fedshot.recipes.overview import overview, overview_text
-from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Cell
 
-from .test_recipes import SMALL
+from .example_recipe import changed, example
 
 
 @pytest.fixture(autouse=True)
@@ -26,14 +24,15 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cells(**parts: Any) -> list[Cell]:
-    return read("t", deepcopy(SMALL) | parts).cells("small")
+    return example(**parts).cells("small")
 
 
 def one(method: dict[str, Any] | None = None, **settings: Any) -> Cell:
-    rows = deepcopy(SMALL["rows"])
+    tree = changed()
     if method is not None:
-        rows["proto"]["settings"] = {"method": method}
-    return cells(rows=rows, settings=trees.merged(SMALL["settings"], settings))[0]
+        tree["rows"]["proto"]["settings"] = {"method": method}
+    tree["settings"] = trees.merged(tree["settings"], settings)
+    return cells(**tree)[0]
 
 
 def test_what_was_measured_is_kept_and_reckoned_with() -> None:
@@ -93,12 +92,12 @@ def test_how_much_a_client_holds_costs_time_but_not_who_holds_what() -> None:
 
 def test_the_list_reckons_the_cells_that_can_be_formed() -> None:
     greedy = {"label": "more than there is", "settings": {"test": {"shot": 500}}}
-    columns = deepcopy(SMALL["columns"]) | {"greedy": greedy}
-    rows = deepcopy(SMALL["rows"])
-    for row in rows.values():
+    tree = changed()
+    tree["columns"]["greedy"] = greedy
+    for row in tree["rows"].values():
         row["published"] = [None, None, None]
         row.pop("spread", None)
-    recipe = read("t", deepcopy(SMALL) | {"columns": columns, "rows": rows})
+    recipe = example(**tree)
     line = overview(recipe, "small", 3, None, 1)
     assert (line.cells, line.seconds, line.refused) == (6, None, {})
     for cell in timing.unknown(recipe.cells("small"), None):
@@ -111,7 +110,7 @@ def test_the_list_reckons_the_cells_that_can_be_formed() -> None:
 
 
 def test_the_list_says_for_how_many_cells_its_time_is() -> None:
-    recipe = read("t", deepcopy(SMALL))
+    recipe = example()
     options = argparse.Namespace(budget="small", seeds=3)
     line = overview(recipe, "small", 3, None, 1)
     assert "not measured" in overview_text([line], options)

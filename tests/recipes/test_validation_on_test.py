@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from fedshot.core.errors import ConfigError
 from fedshot.recipes import cell_worker, plots, results_page, timing
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
-from fedshot.recipes.results import Results
-from fedshot.recipes.runner import RecipeRunner, Request, State
+from fedshot.recipes.runner import RecipeRunner, Request
 from fedshot.recipes.tuning import cell_of
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 
-from .test_recipes import SMALL, facts
+from .example_recipe import changed, finished_cells
 
 PEEK = {"run": {"choose": "best_on_test_classes", "validate_every": 1}}
 TOLD = "NOT HONEST: the test classes chose the round"
@@ -27,7 +25,7 @@ TOLD = "NOT HONEST: the test classes chose the round"
 
 def recipe(**parts: Any) -> Recipe:
     """A curve whose second column looks at the test."""
-    tree = deepcopy(SMALL) | {"kind": "curve", "axis": "shots"} | parts
+    tree = changed(kind="curve", axis="shots") | parts
     tree["columns"] = {
         "one": {"label": "1-shot", "x": 1},
         "peek": {"label": "1-shot, the best on the test", "x": 2, "settings": PEEK},
@@ -35,22 +33,15 @@ def recipe(**parts: Any) -> Recipe:
     return read("t", tree)
 
 
-def states(made: Recipe, folder: Path) -> list[State]:
-    results = Results(folder)
-    return [
-        State(cell, result=results.add(cell, "small", None, 0, facts()))
-        for cell in made.cells("small", ["proto/*"])
-    ]
-
-
 def test_the_page_says_which_looks_were_at_the_test(tmp_path: Path) -> None:
-    one, peek = (results_page._validation(s.result) for s in states(recipe(), tmp_path) if s.result)
+    states = finished_cells(recipe(), tmp_path, "proto/*")
+    one, peek = (results_page._validation(s.result) for s in states if s.result)
     assert one == "30.0 → 40.0"
     assert peek == "30.0 → 40.0 on the test"
 
 
 def test_a_curve_marks_the_points_that_are_not_honest(tmp_path: Path) -> None:
-    one, peek = states(recipe(), tmp_path)
+    one, peek = finished_cells(recipe(), tmp_path, "proto/*")
     assert TOLD in plots.curve(recipe(), [one, peek])
     assert TOLD not in plots.curve(recipe(), [one])
     assert plots._not_honest([(1, one), (2, peek)]) == {TOLD: [(2, 50.0)]}
@@ -74,7 +65,7 @@ def test_a_look_at_the_test_takes_as_long_as_the_test(
 
 
 def test_nothing_is_tuned_by_looks_at_the_test(tmp_path: Path) -> None:
-    tree = deepcopy(SMALL)
+    tree = changed()
     tree["settings"] |= {"run": tree["settings"]["run"] | PEEK["run"]}
     made = read("t", tree)
     with pytest.raises(ConfigError, match=f"trials are judged on validation.*{TOLD}"):
