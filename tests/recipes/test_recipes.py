@@ -100,27 +100,17 @@ def test_a_recipe_reads_and_its_cells_are_configurations(name: str, every: bool)
         assert config.run.threads == 1, "bits depend on it"
 
 
-@pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_every_row_of_a_table_gets_the_same_budget_of_communication(name: str) -> None:
-    recipe = load(name)
-    for budget in recipe.budgets.values():
-        for row in recipe.rows.values():
-            assert budget.exchanges >= row.exchanges
-
-
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_published_numbers_agree_with_a_second_transcription(name: str) -> None:
     recipe, table = load(name), TABLES[name]
     rows = {key: list(row.published) for key, row in recipe.rows.items() if any(row.published)}
     second = {key: row for key, row in table.items() if any(row)}
-    for key in second:
-        assert key in rows, f"{name} has no row {key}; it has {sorted(rows)}"
-    assert len(second) == len(rows) or name in ELSEWHERE
-    for key, row in second.items():
-        told = [a for a, b in zip(rows[key], row, strict=True) if b or name not in ELSEWHERE]
-        assert told == [b for b in row if b or name not in ELSEWHERE]
-    if name not in ELSEWHERE:
-        assert sums([rows[key] for key in second]) == sums(list(second.values()))
+    if name in ELSEWHERE:  # of its numbers, those of the second transcription
+        rows = {
+            key: [number if known else None for number, known in zip(rows[key], row, strict=True)]
+            for key, row in second.items()
+        }
+    assert rows == second
 
 
 @pytest.mark.parametrize("name", sorted(SPREADS))
@@ -176,12 +166,6 @@ def test_tables_have_as_many_numbers_as_the_papers_print() -> None:
     for name, count in counts.items():
         rows = load(name).rows.values()
         assert sum(number is not None for row in rows for number in row.published) == count, name
-
-
-def sums(rows: list[list[float | None]]) -> tuple[list[float], list[float]]:
-    """Return the sums of rows and of columns, in hundredths so that they are exact."""
-    cents = [[round(100 * (number or 0)) for number in row] for row in rows]
-    return [sum(row) for row in cents], [sum(column) for column in zip(*cents, strict=True)]
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
@@ -409,14 +393,6 @@ def test_accuracies_that_are_no_counts_are_kept_as_they_are(tmp_path: Path) -> N
     told["test"]["per_episode"] = [1 / 3] * 10
     result = Results(tmp_path).add(example().cells("small")[0], "small", None, 0, told)
     assert score_of(result.first)["per_episode"] == [1 / 3] * 10
-
-
-def test_a_result_of_an_older_recipe_counts_for_nothing(tmp_path: Path) -> None:
-    results = Results(tmp_path)
-    results.add(example().cells("small")[0], "small", None, 0, facts())
-    tree = changed()
-    tree["settings"]["episode"]["query"] = 4
-    assert results.of(read("t", tree).cells("small")[0], "small", None) is None
 
 
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
