@@ -87,7 +87,7 @@ def test_a_panel_for_each_setting_in_which_two_methods_can_be_compared(
     assert [s.cell.key for s in plots.with_learning_curves(every)] == ["proto/one", "local/one"]
     assert [axes.get_title() for axes in panels(every, monkeypatch)] == ["1-shot"]
     assert plots.with_learning_curves(every[:2]) == []
-    assert plots.learning(example(), every[:2]) == ""
+    assert plots.figures(example(), every[:2]) == []
 
 
 @pytest.mark.parametrize("told", [{"validation": []}, {"validation": LOOKS[:1], "round": 0}])
@@ -116,9 +116,9 @@ def test_looks_at_the_test_are_no_validation(tmp_path: Path) -> None:
 
 def test_the_page_links_to_the_figure_where_there_is_one(tmp_path: Path) -> None:
     both = [state(tmp_path, key, TOLD) for key in ("proto/one", "local/one")]
-    link = results_page._figures(example(), "small", both, "../results")[-1]
-    assert link[1:] == ("A test, against megabytes", "../results/t/small.svg")
-    assert results_page._figures(example(), "small", both[:1], "../results") == []
+    page = results_page.pages(tmp_path, {"t": example()})["results/t.md"]
+    assert "![A test, against megabytes](../../results/t/small.svg)" in page
+    assert plots.figures(example(), both[:1]) == []
     written = plots.write(tmp_path, example(), "small")
     assert written == [tmp_path / "t" / "small.svg"]
     assert "FL-Proto" in written[0].read_text()
@@ -149,9 +149,8 @@ def test_curves_against_rounds_count_every_exchange(
     (axes,) = panels([talks, early], monkeypatch, made, "rounds")
     assert [list(line.get_xdata()) for line in axes.lines[::2]] == [[0, 10, 20], [0, 2, 4]]
     assert axes.get_xlabel() == "communication rounds"
-    assert plots.learning(made, [talks, early]) == "", "the recipe does not ask for megabytes"
-    links = results_page._figures(made, "small", [talks, early], "there")
-    assert links[-1][1:] == ("A test, against rounds", "there/t/small-rounds.svg")
+    (figure,) = plots.figures(made, [talks, early])  # the recipe does not ask for megabytes
+    assert (figure.suffix, figure.title) == ("-rounds", "A test, against rounds")
     assert plots.write(tmp_path, made, "small") == [tmp_path / "t" / "small-rounds.svg"]
 
 

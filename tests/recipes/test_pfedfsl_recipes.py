@@ -209,4 +209,4 @@ def test_tuning_moves_both_step_sizes_of_per_fedavg() -> None:
 def test_a_learning_curve_says_what_it_is_judged_by(name: str, told: str, tmp_path: Path) -> None:
     recipe = load(name)
     states = finished_cells(recipe, tmp_path, f"*/{next(iter(recipe.columns))}")
-    assert f"accuracy on validation {told}, %" in plots.learning(recipe, states)
+    assert f"accuracy on validation {told}, %" in plots.learning(recipe, states, "megabytes")

@@ -11,6 +11,7 @@ import pytest
 
 from fedshot.config.load import Config
 from fedshot.recipes.index import load
+from fedshot.recipes.plots import figures
 from fedshot.recipes.runner import State
 from fedshot.recipes.scatter import scatter_data, scatter_plots
 from fedshot.runs.experiment import Experiment
@@ -84,4 +85,4 @@ def test_the_figure_names_the_method_its_accuracy_and_every_class(run: Experimen
     assert "confusion matrix, %" in drawn
     assert "FedFSL-MI-Adv" not in drawn  # nothing is finished of it
     assert scatter_plots(recipe, states) == drawn
-    assert scatter_plots(recipe, states[1:]) == ""
+    assert figures(recipe, states[1:]) == []

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedshot.config.load import Config
-from fedshot.recipes import plots, results_page
+from fedshot.recipes import plots
 from fedshot.recipes.index import load, names
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
@@ -119,12 +119,12 @@ def test_a_table_has_a_second_figure_of_the_rows_that_stand_at_values(tmp_path: 
     tree["rows"] |= {"proto": proto | {"at": {"a": 1}}, "far": proto | {"at": {"a": 9}}}
     made = read("t", tree)
     one, local = finished_cells(made, tmp_path, "proto/one", "local/one")
-    assert plots.along(made, [local, one]) == ""
+    assert [figure.suffix for figure in plots.figures(made, [local, one])] == [""]
     (far,) = finished_cells(made, tmp_path, "far/one")
     assert plots.swept([local, one, far]) == [one, far]
     assert tmp_path / "t" / "small-at.svg" in plots.write(tmp_path, made, "small")
-    links = results_page._figures(made, "small", [local, one, far], "../results")
-    assert links[-1] == ("", "A test, along an axis", "../results/t/small-at.svg")
+    figure = plots.figures(made, [local, one, far])[-1]
+    assert (figure.suffix, figure.title) == ("-at", "A test, along an axis")
 
 
 def test_rows_of_the_same_label_have_a_line_each(

@@ -13,7 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -26,13 +26,17 @@ from fedshot.core.locks import locked
 from fedshot.recipes.recipe import AGAINST, Column, Recipe
 from fedshot.recipes.results import CellResult, Results, validation_curve
 from fedshot.recipes.runner import State, current
-from fedshot.recipes.scatter import scatter_plots
+from fedshot.recipes.scatter import scatter_plots, with_scatter_data
 from fedshot.reports.figure_export import DASHES, INK, PALETTE, drawing
 
 _SIZE, _SWEEP_WIDTH = (5.6, 3.6), 3.4  # inches of a curve; width of a panel of a sweep
 _PANEL, _COLUMNS = (3.6, 2.8), 2  # inches of a panel of learning curves; panels in a row
 _NAME = 26  # characters of a line of a method's name
 _LEGEND, _LETTER, _KEY = 0.22, 0.08, 0.6  # inches: legend line, letter, sample of a curve
+_CAPTION = (
+    "Accuracy on the validation classes during training, mean over seeds; a dot is the round that "
+    "they chose for the test."
+)
 _WIDE = 100  # ratio of the largest to the smallest positive value from which an axis is logarithmic
 
 
@@ -52,13 +56,45 @@ def write(
         results = Results(folder).readable(recipe.name, variant)
     states, _ = current(recipe.name, variant, results, recipe)
     written = []
-    for suffix, draw in _FIGURES.get(recipe.kind, {}).items() if states else ():
-        text, file = draw(recipe, states), folder / recipe.name / f"{variant}{suffix}.svg"
-        if text and not (file.exists() and file.read_bytes() == text.encode()):
+    for figure in figures(recipe, states) if states else ():
+        file = folder / recipe.name / f"{variant}{figure.suffix}.svg"
+        svg = figure.draw().encode()
+        if not (file.exists() and file.read_bytes() == svg):
             with locked(file.with_name(f".{file.name}.lock")):  # other processes may draw it, too
-                storage.write_bytes(file, text.encode(), sync=False)
+                storage.write_bytes(file, svg, sync=False)
             written.append(file)
     return written
+
+
+class RecipeFigure(NamedTuple):
+    """A figure of a recipe; its file is named VARIANT and `suffix`.
+
+    `title` and `caption` are for the recipe's page, and `draw` returns the SVG.
+    """
+
+    suffix: str
+    title: str
+    draw: Callable[[], str]
+    caption: str = ""
+
+
+def figures(recipe: Recipe, states: Sequence[State]) -> list[RecipeFigure]:
+    """Return the figures of finished cells (rows and columns of the recipe)."""
+    title = recipe.title_of(state.cell for state in states)
+    found: list[RecipeFigure] = []
+    if recipe.kind == "curve":
+        found.append(RecipeFigure("", title, partial(curve, recipe, states)))
+    if recipe.kind == "sweep":
+        found.append(RecipeFigure("", title, partial(sweep, recipe, states)))
+    if recipe.kind == "scatter" and with_scatter_data(states):
+        found.append(RecipeFigure("", title, partial(scatter_plots, recipe, states)))
+    if recipe.kind == "table" and with_learning_curves(states):
+        for by in recipe.against:
+            draw, caption = partial(learning, recipe, states, by), "" if found else _CAPTION
+            found.append(RecipeFigure(AGAINST[by], f"{title}, against {by}", draw, caption))
+    if recipe.kind == "table" and swept(states):
+        found.append(RecipeFigure("-at", f"{title}, along an axis", partial(along, recipe, states)))
+    return found
 
 
 # Accuracies over the values of axes. A point of a line is (x, state).
@@ -120,11 +156,11 @@ def sweep(recipe: Recipe, states: Sequence[State], title: str = "") -> str:
 
 
 def along(recipe: Recipe, states: Sequence[State]) -> str:
-    """Return a figure, drawn by `sweep`, of the cells that `swept` returns; "" if there is none."""
+    """Return a figure, drawn by `sweep`, of the cells that `swept` returns."""
     held = swept(states)
     axes = ", ".join(dict.fromkeys(name for state in held for name in state.cell.row.at))
     title = recipe.title_of(state.cell for state in held)
-    return sweep(recipe, held, f"{title}: {axes}") if held else ""
+    return sweep(recipe, held, f"{title}: {axes}")
 
 
 def swept(states: Sequence[State]) -> list[State]:
@@ -271,16 +307,14 @@ def with_learning_curves(states: Sequence[State]) -> list[State]:
     return [state for state in held if columns.count(state.cell.column.key) > 1]
 
 
-def learning(recipe: Recipe, states: Sequence[State], by: str = "megabytes") -> str:
-    """Return the learning curves, one panel per column, one line per row; "" if there are none.
+def learning(recipe: Recipe, states: Sequence[State], by: str) -> str:
+    """Return the learning curves, one panel per column, one line per row.
 
     Lines are means over seeds; a dot marks the chosen round of a seed. A method that exchanges no
     messages is a dotted line at the accuracy of its chosen round. `by` is the x axis, a key of
     `AGAINST`.
     """
-    held = with_learning_curves(states) if by in recipe.against else []
-    if not held:
-        return ""
+    held = with_learning_curves(states)
     columns = list(dict.fromkeys(state.cell.column.key for state in held))
     finished = {state.cell.row.key for state in held}
     rows = [key for key in recipe.rows if key in finished]
@@ -387,10 +421,4 @@ def _communication_rounds(seed: Mapping[str, Any], round: int) -> float:
 _AXES = {
     "megabytes": (_traffic, "MB exchanged, all clients, both ways"),
     "rounds": (_communication_rounds, "communication rounds"),
-}
-_FIGURES: dict[str, dict[str, Callable[[Recipe, Sequence[State]], str]]] = {
-    "curve": {"": curve},
-    "scatter": {"": scatter_plots},
-    "sweep": {"": sweep},
-    "table": {suffix: partial(learning, by=by) for by, suffix in AGAINST.items()} | {"-at": along},
 }

@@ -24,14 +24,12 @@ from fedshot.config import settings as trees
 from fedshot.config.registry import defaults
 from fedshot.core.text import count, megabytes, percent, points, seconds
 from fedshot.evaluation.episodic_test import total_confusion
-from fedshot.recipes import claims, provenance
+from fedshot.recipes import claims, plots, provenance
 from fedshot.recipes.claims import ClaimResult, Front, Paper, Selection, check_claim
 from fedshot.recipes.plan import marks
-from fedshot.recipes.plots import published_and_ours, swept, with_learning_curves
-from fedshot.recipes.recipe import AGAINST, Recipe
+from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import CellResult, Results, command, row_of, validation_curve
 from fedshot.recipes.runner import State, current
-from fedshot.recipes.scatter import with_scatter_data
 from fedshot.recipes.tables import (
     Marks,
     class_means,
@@ -104,7 +102,7 @@ def pages(
     for key, paper in front.papers.items():
         table = tables.get((paper.recipe, paper.variant))
         if table and (headline := table.at(paper)):
-            found[f"{name}/{key}.svg"] = published_and_ours(paper.title, headline)
+            found[f"{name}/{key}.svg"] = plots.published_and_ours(paper.title, headline)
     for recipe, group in itertools.groupby(tables.values(), key=attrgetter("recipe")):
         mine, notes = list(group), results / recipe.name / _NOTES
         found[f"{name}/{recipe.name}.md"] = render_markdown(
@@ -290,6 +288,7 @@ def _leaderboard(tables: _Tables, selection: Selection, linked: str) -> dict[str
 
 def _section(table: _Table, figures: str, linked: bool) -> dict[str, Any]:
     recipe, states, letters = table.recipe, table.states, Marks()
+    link = f"{figures}/{recipe.name}/{table.variant}"
     held, extra = shares(states), dict[str, Callable[[State], str]]()
     if any(s.result and not s.result.first["queries"] for s in states):  # clients' own classes
         extra["over clients"] = partial(_over_clients, "spread")
@@ -306,7 +305,10 @@ def _section(table: _Table, figures: str, linked: bool) -> dict[str, Any]:
         "notes": letters.notes(),
         "unfair": unfair(states),
         "captions": [*class_means(states), *(share.note for share in held)],
-        "figures": _figures(recipe, table.variant, states, figures),
+        "figures": [
+            (figure.caption, figure.title, f"{link}{figure.suffix}.svg")
+            for figure in plots.figures(recipe, states)
+        ],
         "commands": [Markup(text) for text in _commands(recipe, states)],
         "made": _made(states),
     }
@@ -347,33 +349,6 @@ def _line(
         seconds(fmean([one["seconds"] for one in every])),
         letters.of(marks(state.cell, result)),
     ]
-
-
-def _figures(
-    recipe: Recipe, variant: str, states: Sequence[State], folder: str
-) -> list[tuple[str, str, str]]:
-    """Return (caption, title, link) of each figure of the recipe in this variant.
-
-    `variant` names budget and tuning; the links begin with `folder`.
-    """
-    title = recipe.title_of(state.cell for state in states)
-    link = f"{folder}/{recipe.name}/{variant}"
-    if recipe.kind in ("curve", "sweep") or (
-        recipe.kind == "scatter" and with_scatter_data(states)
-    ):
-        return [("", title, f"{link}.svg")]
-    found = []
-    if recipe.kind == "table" and with_learning_curves(states):
-        caption = (
-            "Accuracy on the validation classes during training, mean over seeds; a dot is the "
-            "round that they chose for the test."
-        )
-        for by in recipe.against:
-            found.append((caption, f"{title}, against {by}", f"{link}{AGAINST[by]}.svg"))
-            caption = ""
-    if recipe.kind == "table" and swept(states):
-        found.append(("", f"{title}, along an axis", f"{link}-at.svg"))
-    return found
 
 
 def _validation(result: CellResult) -> str:
