@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 
-from rich.table import Table
-
 from fedshot import reports
 from fedshot.config.load import Config
 from fedshot.config.registry import expand_name
@@ -49,24 +47,19 @@ def reproduce(options: argparse.Namespace) -> int:
     options.budget = options.budget or _budget(recipe, options)
     if recipe.kind == "picture":
         return _picture(recipe, options)
-    bench = RecipeRunner(_request(recipe, options))
-    bench.check()
-    variant = bench.request.variant
+    runner = RecipeRunner(_request(recipe, options))
+    runner.check()
+    variant, states = runner.request.variant, list(runner.states.values())
     if not options.plan:
-
-        def now() -> Table:
-            return tables.table(recipe, variant, list(bench.states.values()))
-
         show_jobs(
-            bench.run(),
-            now,
+            runner.run(),
+            lambda: tables.table(recipe, variant, states),
             lambda job: " ".join(job.key.split(" ")[:3]),
             silent=options.quiet or options.json,
         )
         for drawn in plots.write(options.results, recipe, variant):
             if not options.quiet:
                 tell(f"wrote {drawn}")
-    states = list(bench.states.values())
     say(tables.as_json(states) if options.json else tables.as_text(recipe, variant, states))
     named = [state for state in states if state.obstacle and options.cells]
     return BROKE_OFF if named or any(state.failed for state in states) else 0
@@ -186,7 +179,6 @@ def _picture(recipe: Recipe, options: argparse.Namespace) -> int:
     """Draw the figures of a recipe that has no cells to train."""
     federated = FederatedDataset(Config.of(recipe.settings), options.data_dir)
     folder: Path = options.results / recipe.name
-    folder.mkdir(parents=True, exist_ok=True)
     for path in reports.pictures(federated, folder):
         say(f"wrote {path}")
     return 0
