@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -33,21 +32,23 @@ def facts(federated: FederatedDataset) -> list[str]:
     }
     lines = [
         f"{data.name}: {len(data)} {shapes[data.kind]}, {data.n_classes} classes, "
-        f"hash {data.digest[:12]}",
+        f"hash {data.digest[:12]}"
+    ]
+    if federated.copies.identical:
+        lines.append(str(federated.copies))
+    lines += data.remarks
+    if data.users is not None:
+        lines.append(f"{count(len(np.unique(data.users)), 'user')}, identified by numbers")
+    if data.encoding is not None:
+        name = federated.config.settings["model"]["encoder"]["name"]
+        lines.append(f"features of the encoder {name!r}, hash {data.encoding.encoder[:12]}")
+    lines += [
         f"split: {_split(federated)}",
         f"partition {federated.config.settings['partition']['name']}: "
         f"{count(len(sizes), 'client')} with {sizes.min()} to {sizes.max()} {noun}, "
         f"median {np.median(sizes):.0f}",
         f"{len(federated.clients)} clients can form a {federated.config.episode} episode",
     ]
-    if data.encoding is not None:
-        name = federated.config.settings["model"]["encoder"]["name"]
-        lines.insert(1, f"features of the encoder {name!r}, hash {data.encoding.encoder[:12]}")
-    if data.users is not None:
-        lines.insert(1, f"{count(len(np.unique(data.users)), 'user')}, identified by numbers")
-    lines[1:1] = data.remarks
-    if federated.copies.identical:
-        lines.insert(1, str(federated.copies))
     left_out = list(federated.left_out.items())
     lines += [f"client {c} cannot: {why}" for c, why in left_out[:5]]
     return lines + ([f"and {len(left_out) - 5} more"] if len(left_out) > 5 else [])
@@ -120,12 +121,10 @@ def shares_of_client_0(federated: FederatedDataset) -> tuple[dict[int, Ints], li
 
 def _split(federated: FederatedDataset) -> str:
     split, rows, data = federated.split, federated.rows, federated.dataset
-    parts: Mapping[str, Any] = {
-        part: getattr(rows if split is None else split, part)
-        for part in ("base", "validation", "novel")
-    }
+    parts = ("base", "validation", "novel")
     if split is not None:
-        return ", ".join(f"{len(found)} {part}" for part, found in parts.items()) + " classes"
-    assert data.users is not None  # rows are split by classes or by users
-    counts = {part: len(np.unique(data.users[found])) for part, found in parts.items()}
-    return ", ".join(f"{n} {part}" for part, n in counts.items()) + " users"
+        what, counts = "classes", [len(getattr(split, part)) for part in parts]
+    else:
+        assert data.users is not None  # rows are split by classes or by users
+        what, counts = "users", [len(np.unique(data.users[getattr(rows, part)])) for part in parts]
+    return ", ".join(f"{n} {part}" for n, part in zip(counts, parts, strict=True)) + f" {what}"
