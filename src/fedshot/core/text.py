@@ -129,6 +129,21 @@ def long_names(text: str) -> list[str]:
     return sorted(set(re.findall(r"--[a-z][a-z-]*", text)))
 
 
+def distinct(texts: Iterable[str]) -> list[str]:
+    """Return the texts, with a number after each that occurs again.
+
+    >>> distinct(["a", "b", "a"])
+    ['a', 'b', 'a (2)']
+    """
+    found: list[str] = []
+    for text in texts:
+        one, n = text, 2
+        while one in found:
+            one, n = f"{text} ({n})", n + 1
+        found.append(one)
+    return found
+
+
 def joined(words: Sequence[str], last: str = "and") -> str:
     """Return e.g. "a, b and c"."""
     return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

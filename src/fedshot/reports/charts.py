@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import plotly.graph_objects as go
 
-from fedshot.core.text import shortened
+from fedshot.core.text import distinct, shortened
 from fedshot.reports.curves import Line, Series
 from fedshot.reports.figure_export import INK, PALETTE
 from fedshot.reports.run_views import Map, PartitionTable
@@ -132,7 +132,7 @@ def spread(
     accuracy of the worst tenth of the clients.
     """
     figure = go.Figure()
-    shown = dict(zip(clients, _distinct(list(clients), 24), strict=True))
+    shown = dict(zip(clients, _distinct(clients, 24), strict=True))
     for label, accuracies in clients.items():
         colour, few = PALETTE[colours[label] % len(PALETTE)], len(accuracies) <= _POINTS
         figure.add_box(
@@ -283,15 +283,9 @@ def _text(name: object, length: int = 40) -> str:
     return html.escape(shortened(name, length), quote=False)
 
 
-def _distinct(names: Sequence[str], length: int) -> list[str]:
+def _distinct(names: Iterable[str], length: int) -> list[str]:
     """Return shortened names; equal names get numbers, since plotly merges equal categories."""
-    shown: list[str] = []
-    for name in names:
-        text, n = _text(name, length), 2
-        while text in shown:
-            text, n = f"{_text(name, length)} ({n})", n + 1
-        shown.append(text)
-    return shown
+    return distinct(_text(name, length) for name in names)
 
 
 def _natural(name: str) -> tuple[bool, float, str]:

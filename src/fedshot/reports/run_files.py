@@ -16,7 +16,7 @@ from fedshot.config.settings import Settings
 from fedshot.core import records
 from fedshot.core.errors import CheckpointError, as_path
 from fedshot.core.records import Whole
-from fedshot.core.text import joined, printable
+from fedshot.core.text import distinct, joined, printable
 from fedshot.fleets.meter import LedgerLine
 from fedshot.runs import dataset_info, run_folder
 from fedshot.runs.recorder import ENVIRONMENT, Recorder, Round, changed, read_environment
@@ -221,14 +221,8 @@ def ungrouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
     return _labelled([[run] for run in runs])
 
 
-def _labelled(groups: Iterable[list[Run]]) -> dict[str, list[Run]]:
-    labels: dict[str, list[Run]] = {}
-    for group in groups:
-        label, n = _label(group), 2
-        while label in labels:
-            label, n = f"{_label(group)} ({n})", n + 1
-        labels[label] = group
-    return labels
+def _labelled(groups: Sequence[list[Run]]) -> dict[str, list[Run]]:
+    return dict(zip(distinct(map(_label, groups)), groups, strict=True))
 
 
 def _seed_of(run: Run, group: Sequence[Run]) -> bool:
