@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 
 from fedshot.config import settings as trees
 from fedshot.config.registry import defaults
-from fedshot.core.text import count, megabytes, percent, points, seconds
+from fedshot.core.text import count, megabytes, percent, seconds, signed
 from fedshot.evaluation.episodic_test import total_confusion
 from fedshot.recipes import claims, plots, provenance
 from fedshot.recipes.claims import ClaimResult, Front, Paper, Selection, check_claim
@@ -260,15 +260,16 @@ def _ends(values: Sequence[int]) -> str:
 def _span(values: Sequence[float]) -> str:
     """Return e.g. "+0.40 to +1.20" for differences in percentage points; "-" for none."""
     ends = dict.fromkeys([min(values), max(values)]) if values else ()
-    return " to ".join(points(v / 100, 1).partition(" ±")[0] for v in ends) or "-"
+    return " to ".join(map(signed, ends)) or "-"
 
 
 def _leaderboard(tables: _Tables, selection: Selection, linked: str) -> dict[str, list[list[Any]]]:
     """Return column -> lines of the leaderboard, ranked, with each difference from the first."""
     table = tables.get((selection.recipe, selection.variant))
+    if table is None:
+        return {}
     boards = {}
-    for states in table.at(selection).values() if table else ():
-        assert table is not None
+    for states in table.at(selection).values():
         held = [(row_of(state.result), state) for state in states if state.result]
         held.sort(key=lambda pair: pair[0].accuracy, reverse=True)
         lines: list[list[Any]] = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedshot.core.errors import ConfigError
-from fedshot.core.text import points, printable
+from fedshot.core.text import points, printable, signed
 from fedshot.evaluation.episodic_test import Score, half_width, quantile
 from fedshot.reports.run_files import Run
 from fedshot.runs.test_protocol import TestProtocol, alike
@@ -215,7 +215,7 @@ def describe(row: ComparisonRow, found: Difference) -> str:
     if not found.interval:
         text = (
             f"No difference shown between {one} and {other}: the difference is "
-            f"{str(found).partition(' ±')[0]} points in every {row.tested.unit}, "
+            f"{signed(100 * found.difference)} points in every {row.tested.unit}, "
             "and equal values have no interval."
         )
     elif found.outcome == "unclear":
