@@ -102,6 +102,7 @@ class Visit:
 
 
 SOFT = {"light": "rgb(91, 97, 107)", "dark": "rgb(162, 168, 178)"}  # text of the axes
+INK = "getComputedStyle(document.querySelector('#curves-test .xtick text')).fill"
 SIZES = {"desk": (1200, {}), "phone": (390, {"has_touch": True, "is_mobile": True})}
 
 
@@ -124,10 +125,7 @@ def test_the_page_draws_every_figure_and_is_silent(
     assert size == "desk" or scrolled == 0
     paper = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (paper == "rgb(18, 20, 23)") == (scheme == "dark")
-    ink = "getComputedStyle(document.querySelector('#curves-test .xtick text')).fill"
-    assert visit.page.evaluate(ink) == (
-        "rgb(162, 168, 178)" if scheme == "dark" else "rgb(91, 97, 107)"
-    )
+    assert visit.page.evaluate(INK) == SOFT[scheme]
     visit.is_well()
 
 
@@ -192,12 +190,11 @@ def test_on_paper_the_page_is_light_and_fits(browser: Any, path: Path) -> None:
     visit = Visit(browser, path, 1200, color_scheme="dark")
     visit.page.emulate_media(media="print", color_scheme="dark")
     visit.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    ink = "getComputedStyle(document.querySelector('#curves-test .xtick text')).fill"
-    visit.wait(f"{ink} === '{SOFT['light']}'")
+    visit.wait(f"{INK} === '{SOFT['light']}'")
     assert visit.page.locator("#curves-test svg.main-svg").first.bounding_box()["width"] == 600
     visit.page.emulate_media(media="screen", color_scheme="dark")
     visit.page.evaluate("window.dispatchEvent(new Event('afterprint'))")
-    visit.wait(f"{ink} === '{SOFT['dark']}'")
+    visit.wait(f"{INK} === '{SOFT['dark']}'")
     assert visit.page.locator("#curves-test svg.main-svg").first.bounding_box()["width"] > 600
     visit.is_well()
 
