@@ -24,10 +24,7 @@ def jobs_done(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     def run(jobs: Sequence[Job], most: int | None = None) -> Iterator[Event]:
         for job in jobs:
             done.append(job)
-            order = job.order()
-            yield Event(
-                job, "done", cell_worker._ACTIONS[job.do](cell_worker._experiment(order), order)
-            )
+            yield Event(job, "done", cell_worker.execute(job.order()))
 
     monkeypatch.setattr(trials, "Jobs", run)
     monkeypatch.setattr(sweep_runner, "Jobs", run)

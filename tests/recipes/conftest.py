@@ -17,7 +17,7 @@ class JobsHere(Jobs):
     def _start(self, job: Job) -> None:
         order = json.loads(json.dumps(job.order()))
         try:
-            done = cell_worker._ACTIONS[order["do"]](cell_worker._experiment(order), order)
+            done = cell_worker.execute(order)
             event = Event(job, "done", json.loads(json.dumps(done)))
         except FedshotError as error:
             told = {"reason": str(error), "error": type(error).__name__}

@@ -226,7 +226,7 @@ def test_a_trial_without_validation_counts_as_diverged(
     base = BASE | {"run": {"rounds": 1, "below_quorum": "skip"}}
     made = swept(tmp_path, f"{LR}=0.1", base=base)
     order = made._job(next(iter(made.points.values())), 0, "tune").order()
-    found = cell_worker._ACTIONS["tune"](cell_worker._experiment(order), order)
+    found = cell_worker.execute(order)
     assert found["diverged"] == "validation: no client gave a usable reply"
     assert trials.accuracy(found) is None
 
@@ -294,8 +294,7 @@ def test_trainings_give_one_table_and_the_test_of_the_best_point_alone(
     tmp_path: Path, fake: Callable[..., FakeJobs], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def trained(job: Job) -> dict[str, Any]:
-        order = job.order()
-        return cell_worker._ACTIONS[job.do](cell_worker._experiment(order), order)
+        return cell_worker.execute(job.order())
 
     fake(trained)
     (tmp_path / "base.yaml").write_text(json.dumps(BASE), encoding="utf-8")

@@ -73,8 +73,7 @@ def done(
     monkeypatch.setattr(cell_worker, "_emit", lambda *_: None)
     monkeypatch.setattr(cell_worker.provenance, "here", lambda *_: here)
     order = json.loads(json.dumps(job.order()))
-    do = "train" if alone else order["do"]
-    told: dict[str, Any] = cell_worker._ACTIONS[do](cell_worker._experiment(order), order)
+    told = cell_worker.execute(order | ({"do": "train"} if alone else {}))
     return kept({key: one for key, one in told.items() if key not in ("seconds", "peak")})
 
 

@@ -46,12 +46,17 @@ def main() -> int:
     try:
         user_methods.load()
         user_methods.check(order["methods"])
-        done = _ACTIONS[order["do"]](_experiment(order), order)
+        done = execute(order)
     except FedshotError as error:
         _emit("refused", {"reason": str(error), "error": type(error).__name__})
         return 2
     _emit("done", done)
     return 0
+
+
+def execute(order: dict[str, Any]) -> dict[str, Any]:
+    """Run a job, given as `Job.order`, in this process; return the facts for its "done" event."""
+    return _ACTIONS[order["do"]](_experiment(order), order)
 
 
 def _end_with_parent() -> None:
