@@ -22,7 +22,7 @@ from fedshot.recipes.runner import current
 from fedshot.recipes.tuning import Search, trials
 from system.runs import experiment, finished
 
-from .example_recipe import changed, example, facts, runner
+from .example_recipe import changed, example, facts, finished_cells, runner
 
 HERE = digest({"data": {"name": "digits"}}, None)
 
@@ -240,8 +240,7 @@ def test_pictures_are_linked_from_where_the_page_is(
     for i, column in enumerate(tree["columns"].values()):
         column["x"] = i
     (folder / "recipe.yaml").write_text(json.dumps(tree), encoding="utf-8")
-    for cell in read("ours", tree).cells("small"):
-        Results(tmp_path / "results").add(cell, "small", None, 0, facts())
+    finished_cells(read("ours", tree), tmp_path / "results")
     for name in ("page.md", "pages/deep/page.md"):
         assert main(["reproduce", "results", "--to", name]) == 0
         page = (tmp_path / name).with_suffix("") / "ours.md"

@@ -14,7 +14,7 @@ from fedshot.recipes.results import Results, score_of
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 
-from .example_recipe import changed, facts, runner
+from .example_recipe import changed, facts, finished_cells, runner
 
 
 def other(**proto: object) -> Recipe:
@@ -42,10 +42,9 @@ def test_a_finished_training_of_another_recipe_is_taken_over(tmp_path: Path) -> 
 
 
 def test_whose_training_it_was_is_kept_when_it_is_taken_over_again(tmp_path: Path) -> None:
-    first = read("first", changed()).cells("small", ["proto/one"])[0]
-    Results(tmp_path).add(first, "small", None, 0, facts())
+    (first,) = finished_cells(read("first", changed()), tmp_path, "proto/one")
     list(runner(other(), tmp_path, "whole/one").run())
-    Results(tmp_path).path(first, "small").unlink()
+    Results(tmp_path).path(first.cell, "small").unlink()
     again = runner(read("third", changed()), tmp_path, "proto/one")
     list(again.run())
     held = again.states["proto/one"].result
@@ -54,8 +53,7 @@ def test_whose_training_it_was_is_kept_when_it_is_taken_over_again(tmp_path: Pat
 
 
 def test_what_was_trained_on_other_data_is_not_taken_over(tmp_path: Path) -> None:
-    first = read("first", changed()).cells("small", ["proto/one"])[0]
-    Results(tmp_path).add(first, "small", None, 0, facts())
+    finished_cells(read("first", changed()), tmp_path, "proto/one")
     asked = runner(other(), tmp_path, "whole/one")
     asked.check()
     asked._share()
@@ -63,8 +61,7 @@ def test_what_was_trained_on_other_data_is_not_taken_over(tmp_path: Path) -> Non
 
 
 def test_a_damaged_file_of_another_recipe_stands_in_nobody_s_way(tmp_path: Path) -> None:
-    first = read("first", changed()).cells("small", ["proto/one"])[0]
-    Results(tmp_path).add(first, "small", None, 0, facts())
+    finished_cells(read("first", changed()), tmp_path, "proto/one")
     (tmp_path / "a" / "small").mkdir(parents=True)
     (tmp_path / "a" / "small" / "x.y.json").write_text("{}", encoding="utf-8")
     asked = runner(other(), tmp_path, "whole/one")
