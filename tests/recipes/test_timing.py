@@ -65,6 +65,13 @@ def test_a_cell_that_cannot_be_formed_says_why_until_the_data_changes(
     assert timing.unknown([greedy], None) == [greedy]
 
 
+def test_a_measured_cell_whose_settings_are_wrong_has_no_time() -> None:
+    proto = one()
+    timing.keep(proto, {"clients": 4, "step": 0.1, "question": 0.1})
+    assert timing.seconds(proto) is not None
+    assert timing.seconds(one(run={"validate_every": 0})) is None
+
+
 def test_absent_data_is_not_timed(tmp_path: Path) -> None:
     absent = one(data={"name": "cifar10"})
     assert timing.refused(absent, str(tmp_path)) == "no data: cifar10"

@@ -24,7 +24,7 @@ from fedshot.config import settings as trees
 from fedshot.config.load import Config
 from fedshot.config.schema import RunOptions
 from fedshot.core import records, storage
-from fedshot.core.errors import CheckpointError, FedshotError
+from fedshot.core.errors import CheckpointError, ConfigError, FedshotError
 from fedshot.core.locks import locked
 from fedshot.core.records import Finite, Whole
 from fedshot.evaluation.episodic_test import TestOptions
@@ -98,15 +98,21 @@ def short(cell: Cell) -> dict[str, Any]:
 
 
 def seconds(cell: Cell) -> float | None:
-    """Return the estimated seconds that one seed of a cell takes; None if the cell is not measured.
+    """Return the estimated seconds that one seed of a cell takes; None if that is not known.
 
-    A cell is one row and column of a recipe's table.
+    A cell is one row and column of a recipe's table. Its time is not known if it is not measured,
+    or if its settings are wrong.
     """
     cost = _held().get(key(cell))
     if cost is None or "refused" in cost:
         return None
     settings = cell.settings()
-    run, test = _options_of(json.dumps({part: settings.get(part, {}) for part in ("run", "test")}))
+    try:
+        run, test = _options_of(
+            json.dumps({part: settings.get(part, {}) for part in ("run", "test")})
+        )
+    except ConfigError:  # an option that the key leaves out is wrong; training the cell says which
+        return None
     cohort = run.cohort or int(settings["partition"].get("clients", cost["clients"]))
     validations = 1 + -(-run.rounds // run.validate_every)
     on_test = run.choose == "best_on_test_classes"  # each validation then runs the whole test
