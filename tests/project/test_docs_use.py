@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import fedshot.use
-from fedshot.cli.main import make_parser
 
 TEXT = (Path(__file__).parents[2] / "docs" / "use.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -27,10 +26,3 @@ def test_the_web_server_takes_a_dozen_lines() -> None:
     imports = ("from", "import")
     lines = [t for t in server.splitlines() if t and not t.startswith(imports)]
     assert len(lines) <= 12
-
-
-def test_the_commands_take_these_options() -> None:
-    for line in re.findall(r"```\n(fedshot .*?)```", TEXT, re.DOTALL):
-        options, rest = make_parser().parse_known_args(line.replace("\\\n", " ").split()[1:])
-        assert not rest
-        assert options.module == "use"
