@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fedshot.config.load import Config
 from fedshot.runs.checkpoint import Checkpoints
 from fedshot.runs.experiment import Experiment
@@ -69,6 +71,22 @@ def finished(folder: Path, *changes: dict[str, Any]) -> Experiment:
     for _ in made.run():
         pass
     return made
+
+
+def stopped(folder: Path, after: int, *changes: dict[str, Any]) -> Experiment:
+    """Run an experiment to the end of a round, and stop there."""
+    made = experiment(folder, *changes)
+    for record in made.run():
+        if record.round == after:
+            break
+    return made
+
+
+def written(folder: Path, *changes: dict[str, Any]) -> Path:
+    """Write a configuration with SMALL and the changes; return its file."""
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(merged(SMALL, *changes)), encoding="utf-8")
+    return config
 
 
 def last_hash(folder: Path) -> str:

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import yaml
 
 from fedshot.cli import printing, train
 from fedshot.cli.main import main
@@ -25,13 +24,8 @@ from fedshot.evaluation.episodic_test import Score
 from fedshot.methods.base.fl_proto import FLProto
 from fedshot.methods.registry import METHODS
 
-from .runs import CHOOSING, SMALL, command, experiment, finished, last_hash, line, merged
-
-
-def written(tmp_path: Path, *changes: dict[str, object]) -> Path:
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(merged(SMALL, *changes)), encoding="utf-8")
-    return config
+from .conftest import Trained
+from .runs import CHOOSING, command, experiment, finished, last_hash, line, stopped, written
 
 
 def test_help_needs_no_torch() -> None:
@@ -83,11 +77,11 @@ def test_quiet_prints_the_result_alone(tmp_path: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_every_character_is_printed_in_a_terminal_of_any_encoding(
-    tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, encoding: str, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A result has a plus-minus sign, a table has lines, and classes have names of any kind."""
     for name in ("a", "b"):
-        finished(tmp_path / name).result()
+        experiment(trained(tmp_path / name)).result()
     printed = io.BytesIO()
     for stream in ("stdout", "stderr"):
         wrapped = io.TextIOWrapper(printed, encoding, write_through=True)
@@ -332,14 +326,14 @@ def test_ctrl_c_at_any_moment_ends_in_130_without_a_traceback(
 
 
 def test_ctrl_c_while_evaluating_ends_in_130(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    finished(tmp_path / "run")
     monkeypatch.setattr(train.Experiment, "evaluate", stop)
-    assert main(["evaluate", str(tmp_path / "run")]) == 130
+    assert main(["evaluate", str(trained(tmp_path / "run"))]) == 130
     assert capsys.readouterr().err == "\nstopped\n"
 
 
@@ -363,10 +357,7 @@ def test_a_run_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:
 def test_evaluating_an_unfinished_run_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begun = experiment(tmp_path / "run", {"run": {"rounds": 50}})
-    for record in begun.run():
-        if record.round == 3:
-            break
+    stopped(tmp_path / "run", 3, {"run": {"rounds": 50}})
     assert main(["evaluate", str(tmp_path / "run"), "--quiet"]) == 0
     out, err = capsys.readouterr()
     assert err == "round 3 of 50: the run is not finished\n"

@@ -11,7 +11,7 @@ from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError, DivergenceError
 from fedshot.runs.prepare import PreparedRun
 
-from .runs import CHOOSING, SMALL, experiment, finished, last_hash, merged
+from .runs import CHOOSING, SMALL, experiment, finished, last_hash, merged, stopped
 
 PROTO: dict[str, Any] = {"method": {"name": "fl_proto", "local_steps": 1}}
 TOPK: dict[str, Any] = {"compress": {"up": {"name": "topk", "share": 0.1}, "down": "int8"}}
@@ -50,10 +50,7 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
     if options is SECURE:
         pytest.importorskip("cryptography", reason="secure sums need the extra `secure`")
     whole = finished(tmp_path / "whole", method, options, CHOOSING)
-    begun = experiment(tmp_path / "halves", method, options, CHOOSING)
-    for record in begun.run():
-        if record.round == 2:
-            break
+    stopped(tmp_path / "halves", 2, method, options, CHOOSING)
     rest = finished(tmp_path / "halves", method, options, CHOOSING)
     assert last_hash(rest.folder) == last_hash(whole.folder)
     states = sorted(path.relative_to(whole.folder) for path in whole.folder.glob("clients/*/r*"))

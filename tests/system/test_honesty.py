@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from fedshot.cli import main
 from fedshot.config.load import Config
@@ -37,7 +36,7 @@ from fedshot.runs.trackers.tracking import _send as send
 from fedshot.use.card import card_facts, card_text
 from fedshot.use.trained import TrainedRun
 
-from .runs import CHOOSING, OWN, SMALL, experiment, finished, merged
+from .runs import CHOOSING, OWN, SMALL, experiment, finished, merged, written
 
 PEEK = {"run": {"choose": "best_on_test_classes", "validate_every": 1}}
 FIRST = {"test": {"first_client_only": True}}
@@ -102,8 +101,7 @@ def test_copied_examples_are_told_before_round_1_and_on_the_page(
         "run": {"rounds": 1, "cohort": None},
         "test": {"way": 3},
     }
-    config = tmp_path / "noise.yaml"
-    config.write_text(yaml.safe_dump(merged(SMALL, changes)), encoding="utf-8")
+    config = written(tmp_path, changes)
     assert main.main(["run", "--config", str(config), "--out", str(tmp_path)]) == 0
     said = (
         "noise: 240 of 240 examples are identical to another one: 240 to one of the same class, 0 "

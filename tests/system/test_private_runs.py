@@ -17,7 +17,7 @@ from fedshot.privacy.differential import Mechanism
 from fedshot.reports import Run, summary
 from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.private_runs import PrivacyLedger, PrivacyPlan
-from system.runs import OWN, SMALL, experiment, finished, last_hash, merged
+from system.runs import OWN, SMALL, finished, last_hash, merged, stopped
 
 CLIENT = {"privacy": {"name": "client", "noise": 1.0, "delta": 0.01}}
 PROTO: dict[str, Any] = {"method": {"name": "fl_proto", "local_steps": 1}}
@@ -136,10 +136,7 @@ def test_a_run_records_what_it_spends_and_a_resumed_one_spends_no_more(tmp_path:
     assert spent[2] == expected.epsilon(2)
     assert PreparedRun(Config.of(settings)).config.settings == settings
 
-    halted = experiment(tmp_path / "halted", PROTO, target)
-    for record in halted.run():
-        if record.round == 2:
-            break
+    stopped(tmp_path / "halted", 2, PROTO, target)
     finished(tmp_path / "halted", PROTO, target)
     assert last_hash(tmp_path / "halted") == last_hash(tmp_path / "whole")
     result = json.loads((tmp_path / "whole" / "result.json").read_text(encoding="utf-8"))
@@ -166,10 +163,7 @@ def test_a_resumed_run_continues_with_its_clips_and_cohorts_of_a_fixed_size(tmp_
     clips = [record["metrics"].get("clip_train") for record in records]
     assert clips[0] is None
     assert len({*clips}) == 5
-    halted = experiment(tmp_path / "halted", *changes)
-    for record in halted.run():
-        if record.round == 2:
-            break
+    stopped(tmp_path / "halted", 2, *changes)
     again = finished(tmp_path / "halted", *changes)
     assert last_hash(tmp_path / "halted") == last_hash(tmp_path / "whole")
     resumed = again.recorder.records()

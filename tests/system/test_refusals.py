@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from PIL import Image
 
 from fedshot.cli import train
@@ -18,15 +17,15 @@ from fedshot.core.errors import CheckpointError
 from fedshot.runs.checkpoint import Checkpoints
 from fedshot.runs.recorder import Record, Recorder
 
-from .runs import SMALL, experiment, finished, merged
+from .conftest import Trained
+from .runs import experiment, finished, written
 
 
 def refusal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, *changes: dict[str, Any], extra: Any = ()
 ) -> str:
     """Start a run that must be refused; return what the person reads."""
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(merged(SMALL, *changes)), encoding="utf-8")
+    config = written(tmp_path, *changes)
     code = main(["run", "--config", str(config), "--out", str(tmp_path / "runs"), *extra])
     out, err = capsys.readouterr()
     assert code == 2
@@ -172,9 +171,7 @@ def test_a_client_without_data_is_named_or_left_out(
     assert "1 of 3 clients cannot form a 2-way 1-shot" in text
     assert "client 1 has 0 classes with at least 6 examples" in text
     assert "run.infeasible_clients" in text
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(merged(SMALL, changes)), encoding="utf-8")
-    words = ["run", "--config", str(config), "--out", str(tmp_path / "runs")]
+    words = ["run", "--config", str(written(tmp_path, changes)), "--out", str(tmp_path / "runs")]
     assert main([*words, "--run.infeasible_clients", "leave_out"]) == 0
     assert "left out: client 1 has 0 classes" in capsys.readouterr().err
 
@@ -212,9 +209,9 @@ def test_a_damaged_checkpoint_is_named_with_the_way_on(
 
 @pytest.mark.parametrize("command", ["resume", "evaluate"])
 def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Trained, command: str
 ) -> None:
-    finished(tmp_path / "run")
+    trained(tmp_path / "run")
     records = (tmp_path / "run" / "metrics.jsonl").read_text()
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     assert main([command, str(tmp_path / "run")]) == 2
@@ -225,10 +222,9 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(
 
 
 def test_a_config_edited_between_run_and_resume_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Trained
 ) -> None:
-    finished(tmp_path / "run")
-    path = tmp_path / "run" / "config.yaml"
+    path = trained(tmp_path / "run") / "config.yaml"
     path.write_text(path.read_text().replace("local_steps: 2", "local_steps: 3"))
     assert main(["resume", str(tmp_path / "run")]) == 2
     text = capsys.readouterr().err
@@ -318,13 +314,12 @@ def test_a_run_goes_on_only_where_its_clients_hold_what_they_held(
 
 
 def test_a_folder_that_holds_no_run_and_one_that_does(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Trained
 ) -> None:
     assert main(["resume", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err
-    finished(tmp_path / "runs" / "small")
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(SMALL), encoding="utf-8")
+    trained(tmp_path / "runs" / "small")
+    config = written(tmp_path)
     assert main(["run", "--config", str(config), "--out", str(tmp_path / "runs")]) == 2
     text = capsys.readouterr().err
     assert "holds a run already" in text
@@ -357,8 +352,7 @@ def test_a_place_that_cannot_be_written_is_named_with_the_reason(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], expected: list[str]
 ) -> None:
     (tmp_path / "taken").write_text("a file")
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(SMALL), encoding="utf-8")
+    config = written(tmp_path)
     places = {"FILE": str(tmp_path / "taken"), "FOLDER": str(tmp_path)}
     for name, place in places.items():
         words = [word.replace(name, place) for word in words]
@@ -377,8 +371,7 @@ def test_pictures_that_cannot_be_written_are_refused(capsys: pytest.CaptureFixtu
 def test_a_full_disk_is_told_with_the_way_on(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(SMALL), encoding="utf-8")
+    config = written(tmp_path)
     append = Recorder.append
 
     def full(self: Recorder, record: Record) -> None:
@@ -398,9 +391,7 @@ def test_a_full_disk_is_told_with_the_way_on(
 def test_too_little_memory_is_told_and_a_mistake_of_ours_is_not_hidden(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(SMALL), encoding="utf-8")
-    words = ["run", "--config", str(config), "--out", str(tmp_path / "runs")]
+    words = ["run", "--config", str(written(tmp_path)), "--out", str(tmp_path / "runs")]
     said = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."
 
     def fails(*_: object) -> None:
@@ -415,10 +406,9 @@ def test_too_little_memory_is_told_and_a_mistake_of_ours_is_not_hidden(
 
 
 def test_keys_that_stand_twice_are_refused_on_resume_too(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Trained
 ) -> None:
-    finished(tmp_path / "run")
-    path = tmp_path / "run" / "config.yaml"
+    path = trained(tmp_path / "run") / "config.yaml"
     path.write_text(path.read_text() + "seed: 1\n")
     assert main(["resume", str(tmp_path / "run")]) == 2
     assert "'seed' is given twice" in capsys.readouterr().err
@@ -434,8 +424,8 @@ def test_keys_that_stand_twice_are_refused_on_resume_too(
     ],
 )
 def test_evaluate_checks_its_options_like_those_of_a_file(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str, value: str, expected: str
-) -> None:
-    finished(tmp_path / "run")
-    assert main(["evaluate", str(tmp_path / "run"), option, value]) == 2
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Trained, option: str, value: str,
+    expected: str,
+) -> None:  # fmt: skip
+    assert main(["evaluate", str(trained(tmp_path / "run")), option, value]) == 2
     assert expected in capsys.readouterr().err

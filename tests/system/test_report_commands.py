@@ -13,13 +13,16 @@ from scipy import stats
 
 from fedshot import reports
 from fedshot.cli.main import main
+from fedshot.config.load import Config
 from fedshot.evaluation.episodic_test import score
 from fedshot.evaluation.raw_baselines import pixel_logits
 from fedshot.protocol.method import predict_at_server
 from fedshot.reports.run_views import Map, PartitionTable, data_views, holdings
 from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import PreparedRun
 
-from .runs import CHOOSING, SMALL, finished, merged
+from .conftest import Trained
+from .runs import CHOOSING, SMALL, experiment, finished, merged
 
 PROTO: dict[str, Any] = {"method": {"name": "fl_proto", "local_steps": 1}, "name": "proto"}
 
@@ -133,11 +136,10 @@ def test_a_run_against_its_copy_shows_no_difference(
 
 
 def test_the_raw_pixels_stand_beside_every_result(
-    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     held = json.loads((runs["local"] / "result.json").read_text())["baselines"]["raw pixels"]
-    experiment = made(tmp_path / "one", CHOOSING, PROTO)
-    test = experiment.prepared.test
+    test = experiment(runs["local"], CHOOSING, {"name": "local"}).prepared.test
     assert (
         held["accuracy"]
         == score(predict_at_server(pixel_logits, test.eval_episodes), test).accuracy
@@ -149,12 +151,12 @@ def test_the_raw_pixels_stand_beside_every_result(
         "raw pixels (other)",
     ]
     assert [r["against_floor"]["floor"] for r in rows[:2]] == [r["label"] for r in rows[2:]]
-    assert main(words("evaluate", tmp_path / "one")) == 0
+    assert main(words("evaluate", runs["local"])) == 0
     assert "\nraw pixels: " in capsys.readouterr().out
 
 
 def test_what_cannot_be_compared_is_refused(
-    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: dict[str, Path], tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folders, said in (
         ([runs["local"]], "is given; expected two runs, or two cells of recipes."),
@@ -164,9 +166,7 @@ def test_what_cannot_be_compared_is_refused(
     ):
         assert main(words("compare", *folders)) == 2
         assert said in capsys.readouterr().err
-    begun = finished(tmp_path / "begun", PROTO)
-    assert begun.folder.exists()
-    assert main(words("compare", runs["local"], tmp_path / "begun")) == 2
+    assert main(words("compare", runs["local"], trained(tmp_path / "begun"))) == 2
     assert "has no result" in capsys.readouterr().err
 
 
@@ -241,14 +241,15 @@ def test_holdings_count_every_training_example_once(runs: dict[str, Path]) -> No
     assert sum(map(sum, found.holdings.table)) == 901  # digits 0 to 4 of scikit-learn's
 
 
-def test_the_map_keeps_the_distances_that_two_axes_can(tmp_path: Path) -> None:
+def test_the_map_keeps_the_distances_that_two_axes_can(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
     two = {"model": {"backbone": {"name": "mlp", "hidden": [2]}}}
     flat = data_views(made(tmp_path / "two", CHOOSING, PROTO, two).folder).map
     assert isinstance(flat, Map)
     assert flat.shares is None
     assert set(flat.points) == {"7", "8", "9"}
-    run = made(tmp_path / "wide", CHOOSING, PROTO)
-    wide = data_views(run.folder).map
+    wide = data_views(runs["proto-0"]).map
     assert isinstance(wide, Map)
     assert wide.shares is not None
     assert 0 < wide.shares[1] <= wide.shares[0] < 1
@@ -257,7 +258,7 @@ def test_the_map_keeps_the_distances_that_two_axes_can(tmp_path: Path) -> None:
     spread = (every**2).sum(axis=0)
     assert spread[1] / spread[0] == pytest.approx(wide.shares[1] / wide.shares[0], rel=1e-2)
     assert np.dot(every[:, 0], every[:, 1]) == pytest.approx(0, abs=1e-2 * spread[1])
-    assert data_views(run.folder).map == wide
+    assert data_views(runs["proto-0"]).map == wide
 
 
 @pytest.mark.parametrize(
@@ -294,9 +295,6 @@ def test_without_its_data_a_run_says_what_is_missing(tmp_path: Path) -> None:
         "run": {"rounds": 1, "cohort": None},
     }  # fmt: skip
     base = {k: v for k, v in SMALL.items() if k not in ("partition", "model")}
-    from fedshot.config.load import Config
-    from fedshot.runs.prepare import PreparedRun
-
     run = Experiment(PreparedRun(Config.of(merged(base, texts))), tmp_path / "texts")
     assert [record.round for record in run.run()] == [0, 1]
     run.result()

@@ -25,7 +25,8 @@ from fedshot.reports.page import write_page
 from fedshot.reports.run_files import Run
 from fedshot.runs.experiment import Experiment
 
-from .runs import CHOOSING, experiment, finished, last_hash
+from .conftest import Trained
+from .runs import CHOOSING, experiment, finished, last_hash, stopped
 
 
 def test_a_run_can_be_tested_while_it_trains(tmp_path: Path) -> None:
@@ -69,9 +70,8 @@ def test_a_run_whose_folder_is_deleted_writes_nothing_more_there(
 
 
 @pytest.mark.parametrize("harm", ["all", "one", "older"])
-def test_lost_private_states_are_noticed(tmp_path: Path, harm: str) -> None:
-    finished(tmp_path / "run", {"run": {"cohort": 6}})
-    clients = tmp_path / "run" / "clients"
+def test_lost_private_states_are_noticed(tmp_path: Path, trained: Trained, harm: str) -> None:
+    clients = trained(tmp_path / "run", {"run": {"cohort": 6}}) / "clients"
     states = sorted((clients / "000002").iterdir())
     if harm == "all":
         shutil.rmtree(clients)
@@ -84,8 +84,8 @@ def test_lost_private_states_are_noticed(tmp_path: Path, harm: str) -> None:
         again.evaluate(again.prepared.test)
 
 
-def test_a_run_may_be_made_longer_and_more_tolerant(tmp_path: Path) -> None:
-    finished(tmp_path / "run")
+def test_a_run_may_be_made_longer_and_more_tolerant(tmp_path: Path, trained: Trained) -> None:
+    trained(tmp_path / "run")
     longer = {"run": {"rounds": 6, "quorum": 0.25, "below_quorum": "skip"}}
     rounds = [record.round for record in experiment(tmp_path / "run", longer).run()]
     assert rounds == [5, 6]
@@ -246,13 +246,13 @@ def test_a_lost_client_does_not_make_the_untrained_model_the_chosen_one(
     assert made.best_round == best == 6
 
 
-def test_a_run_that_is_made_longer_has_no_result_until_its_end(tmp_path: Path) -> None:
-    finished(tmp_path / "run").result()
+def test_a_run_that_is_made_longer_has_no_result_until_its_end(
+    tmp_path: Path, trained: Trained
+) -> None:
+    experiment(trained(tmp_path / "run")).result()
     assert Run.read(tmp_path / "run").result is not None
     longer = {"run": {"rounds": 6}}
-    rounds = experiment(tmp_path / "run", longer).run()
-    next(rounds)
-    rounds.close()
+    stopped(tmp_path / "run", 5, longer)
     assert Run.read(tmp_path / "run").result is None
     early = experiment(tmp_path / "run", longer)
     early.result()  # of five rounds: a figure, and no result of the run
@@ -261,8 +261,8 @@ def test_a_run_that_is_made_longer_has_no_result_until_its_end(tmp_path: Path) -
     assert Run.read(tmp_path / "run").test["accuracy"] > 0
 
 
-def test_the_bytes_of_the_test_stand_beside_its_result(tmp_path: Path) -> None:
-    made = finished(tmp_path / "run")
+def test_the_bytes_of_the_test_stand_beside_its_result(tmp_path: Path, trained: Trained) -> None:
+    made = experiment(trained(tmp_path / "run"))
     before = (tmp_path / "run" / "ledger.json").read_text()
     made.result()
     assert (tmp_path / "run" / "ledger.json").read_text() == before
@@ -296,9 +296,7 @@ def test_a_run_keeps_its_test_where_the_raw_baselines_are_interrupted(
 
 
 def test_another_fleet_is_noted_where_a_run_goes_on(tmp_path: Path) -> None:
-    first = experiment(tmp_path / "run").run()
-    next(first)
-    first.close()
+    stopped(tmp_path / "run", 0)
     finished(tmp_path / "run", {"run": {"fleet": "vectorised"}})
     noted = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert noted["fleet"] != "vectorised"
@@ -310,58 +308,46 @@ def test_another_fleet_is_noted_where_a_run_goes_on(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_that_is_made_longer_tells_it(tmp_path: Path) -> None:
-    short = finished(tmp_path / "run")
-    rounds = short.config.run.rounds
-    finished(tmp_path / "run", {"run": {"rounds": rounds + 1}})
+def test_a_run_that_is_made_longer_tells_it(tmp_path: Path, trained: Trained) -> None:
+    trained(tmp_path / "run")
+    finished(tmp_path / "run", {"run": {"rounds": 5}})
     read = Run.read(tmp_path / "run")
-    told = f"run.rounds was {rounds}, is {rounds + 1}"
-    assert read.changes_on_resume() == [(rounds, told)]
-    finished(tmp_path / "run", {"run": {"rounds": rounds + 1}})  # nothing is other
-    assert Run.read(tmp_path / "run").changes_on_resume() == [(rounds, told)]
+    told = "run.rounds was 4, is 5"
+    assert read.changes_on_resume() == [(4, told)]
+    finished(tmp_path / "run", {"run": {"rounds": 5}})  # nothing is other
+    assert Run.read(tmp_path / "run").changes_on_resume() == [(4, told)]
     write_page(tmp_path / "page.html", "one", [], {"one": [read]})
     assert html.escape(told) in (tmp_path / "page.html").read_text("utf-8")
 
 
-def test_what_was_tried_and_trained_again_is_not_told(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    rounds = finished(folder).config.run.rounds
-
-    def begin(n: int) -> None:
-        """Die before the next checkpoint."""
-        begun = experiment(folder, {"run": {"rounds": n, "checkpoint_every": 9}}).run()
-        next(begun)
-        begun.close()
-
-    begin(rounds + 4)
-    begin(rounds + 4)
-    begin(rounds + 5)
-    told = f"run.checkpoint_every was 1, is 9; run.rounds was {rounds}, is {rounds + 5}"
-    assert Run.read(folder).changes_on_resume() == [(rounds, told)]
+def test_what_was_tried_and_trained_again_is_not_told(tmp_path: Path, trained: Trained) -> None:
+    folder = trained(tmp_path / "run")
+    for n in (8, 8, 9):  # each dies before the next checkpoint
+        stopped(folder, 5, {"run": {"rounds": n, "checkpoint_every": 9}})
+    told = "run.checkpoint_every was 1, is 9; run.rounds was 4, is 9"
+    assert Run.read(folder).changes_on_resume() == [(4, told)]
     finished(folder, {"run": {"quorum": 0.1}})  # trains nothing
-    assert Run.read(folder).changes_on_resume() == [(rounds, told)]
-    finished(folder, {"run": {"rounds": rounds + 1}})
-    assert Run.read(folder).changes_on_resume() == [
-        (rounds, f"run.rounds was {rounds}, is {rounds + 1}")
-    ]
+    assert Run.read(folder).changes_on_resume() == [(4, told)]
+    finished(folder, {"run": {"rounds": 5}})
+    assert Run.read(folder).changes_on_resume() == [(4, "run.rounds was 4, is 5")]
 
 
-def test_an_experiment_that_runs_twice_tells_its_turn_once(tmp_path: Path) -> None:
-    rounds = finished(tmp_path / "run").config.run.rounds
-    longer = experiment(tmp_path / "run", {"run": {"rounds": rounds + 3}})
+def test_an_experiment_that_runs_twice_tells_its_turn_once(
+    tmp_path: Path, trained: Trained
+) -> None:
+    longer = experiment(trained(tmp_path / "run"), {"run": {"rounds": 7}})
     for _ in range(2):
         begun = longer.run()
         next(begun)
         begun.close()
-    assert [round for round, _ in Run.read(tmp_path / "run").changes_on_resume()] == [rounds]
+    assert [round for round, _ in Run.read(tmp_path / "run").changes_on_resume()] == [4]
 
 
-def test_a_lost_environment_is_told(tmp_path: Path) -> None:
-    rounds = finished(tmp_path / "run").config.run.rounds
-    (tmp_path / "run" / "environment.json").unlink()
-    finished(tmp_path / "run", {"run": {"rounds": rounds + 1}})
-    told = f"run.rounds was {rounds}, is {rounds + 1}; environment.json was lost"
-    assert Run.read(tmp_path / "run").changes_on_resume() == [(rounds, told)]
+def test_a_lost_environment_is_told(tmp_path: Path, trained: Trained) -> None:
+    (trained(tmp_path / "run") / "environment.json").unlink()
+    finished(tmp_path / "run", {"run": {"rounds": 5}})
+    told = "run.rounds was 4, is 5; environment.json was lost"
+    assert Run.read(tmp_path / "run").changes_on_resume() == [(4, told)]
 
 
 @pytest.mark.parametrize(
@@ -369,8 +355,7 @@ def test_a_lost_environment_is_told(tmp_path: Path) -> None:
     ["null", "{}", "[1]", '[{"after_round": 1}]', '[{"environment": {}}]',
      '[{"after_round": 1, "environment": {}, "settings": 5}]'],
 )  # fmt: skip
-def test_a_damaged_environment_is_named(resumed: str, tmp_path: Path) -> None:
-    finished(tmp_path / "run")
-    (tmp_path / "run" / "environment.json").write_text(f'{{"resumed": {resumed}}}')
+def test_a_damaged_environment_is_named(resumed: str, tmp_path: Path, trained: Trained) -> None:
+    (trained(tmp_path / "run") / "environment.json").write_text(f'{{"resumed": {resumed}}}')
     with pytest.raises(CheckpointError, match=r"environment.json is damaged"):
         Run.read(tmp_path / "run")

@@ -12,7 +12,7 @@ from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.runs.experiment import Experiment
 from fedshot.use.trained import TrainedRun
 
-from .runs import experiment, finished, last_hash
+from .runs import experiment, finished, last_hash, stopped
 
 SPEEDS: dict[str, Any] = {"compute": 2.0, "download": 0.1, "upload": 0.05, "spread": 1.0}
 LIMITS = SPEEDS | {"wait_for": 3, "deadline": 30.0}
@@ -84,9 +84,7 @@ def test_a_resumed_run_goes_on_at_its_time(tmp_path: Path) -> None:
     limits = clocked(**SPEEDS | {"availability": str(trace), "deadline": 30.0})
     limits["run"] |= {"below_quorum": "skip"}
     whole = finished(tmp_path / "whole", limits)
-    for record in experiment(tmp_path / "cut", limits).run():
-        if record.round == 2:
-            break
+    stopped(tmp_path / "cut", 2, limits)
     resumed = finished(tmp_path / "cut", limits)
     assert times(resumed) == times(whole)
     assert last_hash(tmp_path / "cut") == last_hash(tmp_path / "whole")
@@ -122,9 +120,7 @@ def test_asynchronous_rounds_resume_to_the_bit_on_every_fleet(tmp_path: Path) ->
         assert max(stale) > 0
         for name, fleet in (("cut", {}), ("threads", {"fleet": "threads", "workers": 2})):
             folder = tmp_path / f"{name}-{method['method']['name']}"
-            for record in experiment(folder, method, options).run():
-                if record.round == 2:
-                    break
+            stopped(folder, 2, method, options)
             made = finished(folder, method, options, {"run": fleet})
             assert (times(made), server(made)) == (times(whole), server(whole))
         assert TrainedRun(whole.folder).round == whole.best_round

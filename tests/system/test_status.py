@@ -17,22 +17,8 @@ from fedshot.cli.main import main
 from fedshot.core.locks import only_one
 from fedshot.reports.status import Status, runs_below
 
-from .runs import CHOOSING, experiment, finished
-
-
-def begun(folder: Path, rounds: int, *changes: dict[str, Any]) -> Path:
-    """Train some of the four rounds."""
-    run = experiment(folder, *changes).run()
-    for _ in range(rounds + 1):  # that before training is the first
-        next(run)
-    run.close()
-    return folder
-
-
-def answered(folder: Path) -> Path:
-    """Train all of them, and test."""
-    finished(folder).result()
-    return folder
+from .conftest import Trained
+from .runs import CHOOSING, experiment, stopped
 
 
 def records(folder: Path, change: Any) -> None:
@@ -42,14 +28,13 @@ def records(folder: Path, change: Any) -> None:
     file.write_text("".join(json.dumps(change(one)) + "\n" for one in held))
 
 
-def test_every_stage_has_its_name(tmp_path: Path) -> None:
-    stopped = begun(tmp_path / "stopped", 2)
-    untested = begun(tmp_path / "untested", 4)
-    ended = answered(tmp_path / "ended")
-    broken = begun(tmp_path / "broken", 1)
-    (broken / "config.yaml").write_text("{")
-    lost = begun(tmp_path / "lost", 1)
-    (lost / "config.yaml").unlink()
+def test_every_stage_has_its_name(tmp_path: Path, trained: Trained) -> None:
+    half = stopped(tmp_path / "stopped", 2).folder
+    untested = trained(tmp_path / "untested")
+    ended = trained(tmp_path / "ended")
+    experiment(ended).result()
+    (trained(tmp_path / "broken") / "config.yaml").write_text("{")
+    (trained(tmp_path / "lost") / "config.yaml").unlink()
     (tmp_path / "no run").mkdir()
     (tmp_path / "no run" / "checkpoints").write_text("")
     (tmp_path / "others").mkdir()
@@ -64,7 +49,7 @@ def test_every_stage_has_its_name(tmp_path: Path) -> None:
         ("untested", "untested", 4),
     ]
     assert "has lost its config.yaml" in found[2].why
-    assert list(runs_below(stopped)) == [stopped]
+    assert list(runs_below(half)) == [half]
     assert Status.of(ended).left == Status.of(untested).left == 0
 
 
@@ -92,7 +77,7 @@ def test_who_trains_is_known_by_the_lock(tmp_path: Path, monkeypatch: pytest.Mon
     def free(file: Any) -> None:
         fcntl.flock(file, fcntl.LOCK_UN)
 
-    folder = begun(tmp_path / "run", 2)
+    folder = stopped(tmp_path / "run", 2).folder
     with only_one(folder / ".lock"):
         assert Status.of(folder).state == "training"
     assert Status.of(folder).state == "stopped"
@@ -112,7 +97,7 @@ ENDED = ("00:00:00", "00:00:10", "02:00:10", "02:00:30")  # stopped for two hour
 @pytest.mark.parametrize("elapsed", [True, False])
 def test_the_time_left_is_that_of_the_last_rounds(tmp_path: Path, elapsed: bool) -> None:
     """By the records' own `elapsed`; older ones have none."""
-    folder = begun(tmp_path / "run", 3, {"run": {"rounds": 10}})
+    folder = stopped(tmp_path / "run", 3, {"run": {"rounds": 10}}).folder
     told, ended = iter((None, 10.0, None, 21.0) if elapsed else [None] * 4), iter(ENDED)
     new = lambda: {"elapsed": next(told), "ended": f"2026-01-01T{next(ended)}+00:00"}  # noqa: E731
     records(folder, lambda one: one | new())
@@ -138,7 +123,7 @@ def test_a_clock_that_is_set_back_shortens_no_round(
     monkeypatch.setattr("fedshot.runs.experiment.datetime", Back)
     clocks = SimpleNamespace(monotonic=lambda: 7.0 * next(ticks), perf_counter=time.perf_counter)
     monkeypatch.setattr("fedshot.runs.experiment.time", clocks)
-    folder = begun(tmp_path / "run", 3, {"run": {"rounds": 10}})
+    folder = stopped(tmp_path / "run", 3, {"run": {"rounds": 10}}).folder
     found = Status.of(folder, now=0.0)
     assert (found.pace, found.left, found.ago) == (7, 49, 0)
     records(folder, lambda one: {k: v for k, v in one.items() if k != "elapsed"})  # older ones
@@ -148,7 +133,7 @@ def test_a_clock_that_is_set_back_shortens_no_round(
 
 
 def test_older_records_tell_the_time_of_training(tmp_path: Path) -> None:
-    folder = begun(tmp_path / "run", 3)
+    folder = stopped(tmp_path / "run", 3).folder
     new = ("ended", "elapsed")
     records(folder, lambda one: {k: v for k, v in one.items() if k not in new} | {"seconds": 5.0})
     found = Status.of(folder, now=(folder / "metrics.jsonl").stat().st_mtime + 9)
@@ -157,19 +142,20 @@ def test_older_records_tell_the_time_of_training(tmp_path: Path) -> None:
 
 
 def test_the_round_that_validation_chose_is_told_and_no_test_score(tmp_path: Path) -> None:
-    honest = Status.of(begun(tmp_path / "honest", 2, CHOOSING, {"run": {"validate_every": 1}}))
+    every = {"run": {"validate_every": 1}}
+    honest = Status.of(stopped(tmp_path / "honest", 2, CHOOSING, every).folder)
     assert honest.chosen in (0, 1, 2)
     assert honest.validation is not None
     peeks = {"run": {"validate_every": 1, "choose": "best_on_test_classes"}}
-    assert Status.of(begun(tmp_path / "peeks", 2, CHOOSING, peeks)).validation is None
-    assert Status.of(begun(tmp_path / "none", 2)).validation is None
+    assert Status.of(stopped(tmp_path / "peeks", 2, CHOOSING, peeks).folder).validation is None
+    assert Status.of(stopped(tmp_path / "none", 2).folder).validation is None
 
 
 def test_the_command_prints_a_line_for_each_run_or_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answered(tmp_path / "deep" / "below" / "a")
-    begun(tmp_path / "b", 2, {"run": {"unreliable": {"drop": 0.2}, "below_quorum": "skip"}})
+    experiment(trained(tmp_path / "deep" / "below" / "a")).result()
+    stopped(tmp_path / "b", 2, {"run": {"unreliable": {"drop": 0.2}, "below_quorum": "skip"}})
     assert main(["status", str(tmp_path), str(tmp_path / "b")]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split()[:2] == ["state", "round"]
@@ -184,9 +170,9 @@ def test_the_command_prints_a_line_for_each_run_or_json(
 
 
 def test_a_folder_without_a_run_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    finished(tmp_path / "a")
+    trained(tmp_path / "a")
     for wrong in (tmp_path / "nowhere", tmp_path / "a" / "config.yaml"):
         assert main(["status", str(tmp_path / "a"), str(wrong)]) == 2
         assert f"there is no run in {wrong}. Name the" in capsys.readouterr().err

@@ -20,14 +20,14 @@ from fedshot.core.locks import only_one
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.recorder import Record
 
-from .runs import CHOOSING, SMALL, experiment, finished, last_hash, line, merged
+from .conftest import Trained
+from .runs import CHOOSING, experiment, finished, last_hash, line, merged, written
 
 
 def words(tmp_path: Path, *changes: dict[str, Any]) -> list[str]:
     """Write the configuration and return what a supervisor starts."""
-    config = tmp_path / "small.yaml"
-    config.write_text(yaml.safe_dump(merged(SMALL, *changes)), encoding="utf-8")
-    return ["run", "--config", str(config), "--out", str(tmp_path / "runs"), "--resume", "--json"]
+    config = str(written(tmp_path, *changes))
+    return ["run", "--config", config, "--out", str(tmp_path / "runs"), "--resume", "--json"]
 
 
 @pytest.mark.slow
@@ -101,18 +101,18 @@ def test_the_threads_of_its_first_machine_stay(tmp_path: Path) -> None:
     assert (config["run"]["rounds"], config["run"]["threads"]) == (5, 2)
 
 
-def test_a_run_with_nodes_goes_on_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = finished(tmp_path / "runs" / "small").folder
-    (folder / "flower.json").write_text("{}")
+def test_a_run_with_nodes_goes_on_there(
+    tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (trained(tmp_path / "runs" / "small") / "flower.json").write_text("{}")
     assert main(words(tmp_path)) == 2
     assert "are on Flower nodes. Continue it with `fedshot resume" in capsys.readouterr().err
 
 
 def test_fewer_rounds_than_are_trained_are_no_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words(tmp_path)) == 0
-    before = (tmp_path / "runs" / "small" / "config.yaml").read_text()
+    before = (trained(tmp_path / "runs" / "small") / "config.yaml").read_text()
     assert main(words(tmp_path, {"run": {"rounds": 3}})) == 2
     assert "has trained 4 rounds, but run.rounds is 3. Set it to 4 or more" in (
         capsys.readouterr().err
@@ -173,8 +173,8 @@ def test_what_lost_its_configuration_goes_on_with_the_same(
         if broken is None:
             assert main(["resume", str(held.parent)]) == 2
             assert "has lost its config.yaml. Restore it" in capsys.readouterr().err
-            assert main(["resume", str(tmp_path / "small.yaml")]) == 2
-            assert "small.yaml holds no run" in capsys.readouterr().err
+            assert main(["resume", str(tmp_path / "config.yaml")]) == 2
+            assert "config.yaml holds no run" in capsys.readouterr().err
         assert main(command) == 0
         assert held.read_text() == whole
 
@@ -216,22 +216,22 @@ def test_other_arithmetic_than_before_is_told(
 
 
 def test_a_refused_process_leaves_the_tracker_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def opened(*_: object) -> None:
         raise AssertionError("the tracker was opened")
 
-    finished(tmp_path / "runs" / "small")
     monkeypatch.setattr("fedshot.cli.train.tracker_of", opened)
-    with only_one(tmp_path / "runs" / "small" / ".lock"):
+    with only_one(trained(tmp_path / "runs" / "small") / ".lock"):
         assert main(words(tmp_path, {"run": {"rounds": 6}})) == 75
 
 
 @pytest.mark.parametrize("place", ["checkpoints", "checkpoints/round-000004.safetensors"])
 def test_what_may_not_be_read_is_not_called_lost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    folder = finished(tmp_path / "runs" / "small").folder
+    tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, place: str,
+) -> None:  # fmt: skip
+    folder = trained(tmp_path / "runs" / "small")
 
     def refused(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))

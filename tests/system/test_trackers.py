@@ -10,35 +10,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from fedshot.cli.main import main
 from fedshot.core.errors import ConfigError
 from fedshot.runs.trackers import tracking as trackers
 
-from .runs import CHOOSING, SMALL, experiment, merged
+from .runs import CHOOSING, experiment, finished, merged, written
 
 MARK = "cost/megabytes_down"
 
 
-def written(tmp_path: Path, *changes: dict[str, Any]) -> Path:
-    config = tmp_path / "config.yaml"
-    method = {"method": {"name": "fl_proto", "local_steps": 1}}
-    config.write_text(yaml.safe_dump(merged(SMALL, CHOOSING, method, *changes)), encoding="utf-8")
-    return config
+SETTINGS = merged(CHOOSING, {"method": {"name": "fl_proto", "local_steps": 1}})
+
+
+def words(tmp_path: Path) -> list[str]:
+    config = written(tmp_path, SETTINGS)
+    return ["run", "--config", str(config), "--out", str(tmp_path / "runs"), "--quiet"]
 
 
 def run(tmp_path: Path, kind: str) -> Path:
-    words = ["run", "--config", str(written(tmp_path)), "--out", str(tmp_path), "--quiet"]
-    assert main([*words, "--tracker", kind]) == 0
-    return tmp_path / "small"
+    assert main([*words(tmp_path), "--tracker", kind]) == 0
+    return tmp_path / "runs" / "small"
 
 
 def killed(tmp_path: Path, kind: str, after: int) -> Path:
     """Train with a tracker until a round that no checkpoint has, and then stop at once."""
     slow = {"run": {"checkpoint_every": 3, "validate_every": 3}}
-    settings = yaml.safe_load(written(tmp_path, slow).read_text())
-    begun = experiment(tmp_path / "small", settings)
+    begun = experiment(tmp_path / "small", SETTINGS, slow)
     tracker = trackers.Tracker(kind, begun.folder, "small", begun.config.settings, pytest.fail)
     for record in begun.run():
         tracker.record(record)
@@ -94,24 +92,21 @@ def test_a_killed_run_goes_on_in_tensorboard_without_a_round_twice(
 
 def test_rounds_before_the_tracker_are_sent_when_it_joins(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    words = ["run", "--config", str(written(tmp_path)), "--out", str(tmp_path), "--quiet"]
-    assert main(words) == 0
-    assert main(["resume", str(tmp_path / "small"), "--tracker", "tensorboard", "--quiet"]) == 0
-    assert [step for step, _ in tensorboard(tmp_path / "small")[MARK]] == [0, 1, 2, 3, 4]
+    folder = finished(tmp_path / "small", SETTINGS).folder
+    assert main(["resume", str(folder), "--tracker", "tensorboard", "--quiet"]) == 0
+    assert [step for step, _ in tensorboard(folder)[MARK]] == [0, 1, 2, 3, 4]
 
 
 def test_a_tracker_changes_nothing_of_the_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     folder = run(tmp_path, "tensorboard")
-    plain = tmp_path / "plain"
-    words = ["run", "--config", str(written(tmp_path)), "--out", str(plain), "--quiet"]
-    assert main(words) == 0
+    plain = finished(tmp_path / "plain", SETTINGS).folder
     same = [
         [
             {k: v for k, v in r.items() if k not in ("seconds", "elapsed", "ended")}
             for r in records(f)
         ]
-        for f in (folder, plain / "small")
+        for f in (folder, plain)
     ]
     assert same[0] == same[1]
 
@@ -142,7 +137,7 @@ def test_a_run_that_died_is_failed_in_mlflow_and_a_deleted_one_is_told(
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    begun = experiment(tmp_path / "small", yaml.safe_load(written(tmp_path).read_text()))
+    begun = experiment(tmp_path / "small", SETTINGS)
     settings = begun.config.settings
 
     def opened() -> trackers.Tracker:
@@ -180,12 +175,12 @@ def test_a_tracker_is_told_whether_the_training_ended(tmp_path: Path) -> None:
             ends.append(done)
 
     begun = experiment(tmp_path / "small", CHOOSING, {"run": {"rounds": 1}})
-    for finished in (False, True):
+    for tested in (False, True):
         tracker = trackers.Tracker(None, begun.folder, "a", begun.config.settings, pytest.fail)
         tracker._sink = Seen()
         for record in begun.run():
             tracker.record(record)
-        if finished:
+        if tested:
             tracker.result(begun.result(), begun.best_round)
         tracker.close()
     assert ends == [False, True]
@@ -256,8 +251,7 @@ def test_a_missing_package_is_refused_before_anything_is_done(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "wandb" else find(name, *a)
     )
-    words = ["run", "--config", str(written(tmp_path)), "--out", str(tmp_path / "runs")]
-    assert main([*words, "--tracker", "wandb"]) == 2
+    assert main([*words(tmp_path), "--tracker", "wandb"]) == 2
     err = capsys.readouterr().err
     assert "the tracker 'wandb' needs wandb, which is not installed" in err
     assert "pip install 'fedshot[tracking]'" in err

@@ -17,7 +17,7 @@ from fedshot.reports.trust_views import trust_views
 from fedshot.runs import trust
 from fedshot.runs.recorder import Record
 
-from .runs import CHOOSING, OWN, experiment, finished, last_hash
+from .runs import CHOOSING, OWN, experiment, finished, last_hash, stopped
 
 PROTO: dict[str, Any] = {
     "method": {"name": "fl_proto", "local_steps": 1}, "run": {"rounds": 3, "cohort": 6},
@@ -38,10 +38,7 @@ def test_every_round_has_a_line_and_a_resumed_run_has_the_same(tmp_path: Path) -
     assert part["clients"]["1"][2] == 0  # Krum chose another
     assert sum(row[2] for row in part["clients"].values()) == 1
 
-    begun = experiment(tmp_path / "halves", PROTO)
-    for record in begun.run():
-        if record.round == 2:
-            break
+    begun = stopped(tmp_path / "halves", 2, PROTO)
     trust.append(begun.folder, 9, [], [])  # as if killed in a round after the last checkpoint
     rest = finished(tmp_path / "halves", PROTO)
     assert last_hash(rest.folder) == last_hash(whole.folder)

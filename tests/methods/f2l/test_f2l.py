@@ -43,7 +43,7 @@ from fedshot.runs.prepare import PreparedRun
 from methods.classification_oracle import SPEC, Run, Twin, assert_readout, unequal_clients
 from methods.f2l.oracle import WAY, Client, Oracle, assert_client, begin, close, method
 from methods.fedfsl.oracle import assert_slopes
-from system.runs import CHOOSING, SMALL, experiment, finished, last_hash, merged
+from system.runs import CHOOSING, SMALL, finished, last_hash, merged, stopped
 
 SGD = OptimizerChoice("sgd", 0.02, 0.9, 0.01)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -506,9 +506,7 @@ PRIVATE: dict[str, Any] = {
 @pytest.mark.parametrize("stop", [0, 1, 3])
 def test_a_resumed_run_ends_like_one_never_disturbed(stop: int, tmp_path: Path) -> None:
     whole = finished(tmp_path / "whole", CHOOSING, PRIVATE)
-    for record in experiment(tmp_path / "stopped", CHOOSING, PRIVATE).run():
-        if record.round == stop:
-            break
+    stopped(tmp_path / "stopped", stop, CHOOSING, PRIVATE)
     again = finished(tmp_path / "stopped", CHOOSING, PRIVATE)
     assert last_hash(tmp_path / "stopped") == last_hash(tmp_path / "whole")
     assert again.result() == whole.result()

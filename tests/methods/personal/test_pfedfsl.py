@@ -45,7 +45,7 @@ from methods.personal.oracle import (
     options,
     plain,
 )
-from system.runs import experiment, finished, last_hash
+from system.runs import finished, last_hash, stopped
 
 LR, IOTA = 0.05, 0.01
 
@@ -537,10 +537,7 @@ OWN: dict[str, Any] = {
 def test_a_run_that_was_stopped_ends_in_the_same_bits(tmp_path: Path) -> None:
     whole = finished(tmp_path / "whole", OWN)
     expected = whole.result()
-    half = experiment(tmp_path / "half", OWN)
-    for record in half.run():
-        if record.round == 2:
-            break
+    stopped(tmp_path / "half", 2, OWN)
     again = finished(tmp_path / "half", OWN)
     assert last_hash(tmp_path / "half") == last_hash(tmp_path / "whole")
     assert again.result().to_json() == expected.to_json()
