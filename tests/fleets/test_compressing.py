@@ -39,7 +39,7 @@ class Descent:
 
     name = "descent"
 
-    def __init__(self, targets: Tensor, step: float = 0.02) -> None:
+    def __init__(self, targets: Tensor, step: float = 0.05) -> None:
         self.targets, self.step = targets, step
 
     def init_client(self, client: int, key: Key) -> Any:
@@ -85,7 +85,7 @@ def distance_after(rounds: int, options: Compression, folder: Path) -> float:
 
 def test_topk_comes_to_the_minimum_of_a_quadratic_with_error_feedback_alone(tmp_path: Path) -> None:
     """Clients disagree, so at the minimum their changes are large, and only cancel in the mean."""
-    topk, n = TopK(share=1 / 8), 150
+    topk, n = TopK(share=1 / 8), 60
     plain = distance_after(n, Compression(), tmp_path / "plain")
     assert distance_after(n, Compression(topk), tmp_path / "with") < 1.3 * plain
     without = distance_after(n, Compression(topk, error_feedback=False), tmp_path / "without")
