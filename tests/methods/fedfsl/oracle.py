@@ -181,8 +181,8 @@ def regularizer(m: Any, reference: Weights, w: Weights, e: Episode) -> Tensor:
 
 def stepper(opt: Optimizer, leaves: list[Tensor]) -> torch.optim.Optimizer:
     if opt.name == "adam":
-        return torch.optim.Adam(leaves, opt.lr)
-    return torch.optim.SGD(leaves, opt.lr, momentum=opt.momentum)
+        return torch.optim.Adam(leaves, opt.lr, weight_decay=opt.weight_decay)
+    return torch.optim.SGD(leaves, opt.lr, opt.momentum, weight_decay=opt.weight_decay)
 
 
 def local_training(

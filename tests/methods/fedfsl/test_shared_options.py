@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.data.episodes.episode import Episode
 from fedshot.evaluation.episodic_test import EpisodicTest
@@ -69,7 +70,10 @@ def test_an_answer_is_the_averaged_model_after_its_steps(kind: Any, tmp_path: Pa
     inner = InnerLoop(0.1, steps=1, test_steps=6)
     run = Run(kind(**options(inner=inner)), tmp_path, 2)
     run.round()
-    for answer, e in answered(run):
+    before, found = tree.digest(run.server), answered(run)
+    assert tree.digest(run.server) == before
+    assert [(a.eval_episode, a.client) for a, _ in found] == [(u, None) for u in range(4)]
+    for answer, e in found:
         want = logits(adapt(flat(run.server.w), e, replace(inner, steps=6)), e.query_x)
         torch.testing.assert_close(answer.logits, want, rtol=1e-9, atol=1e-11)
 
