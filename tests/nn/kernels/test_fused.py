@@ -104,22 +104,19 @@ def test_not_a_number_stays_one(cut: Cut) -> None:
     assert not torch.isnan(y[:, [0, 1, 2, 4, 5, 6, 7]]).any()
 
 
-@pytest.mark.parametrize("place", [(0, 0), (0, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("channels", [1, 16, 19])
 @both_orders
-def test_not_a_number_wins_its_pool_under_given_statistics(
-    place: tuple[int, int], channels: int, cut: Cut
-) -> None:
-    x, scale, shift, _ = maps((3, channels, 6, 7))
-    row, column = 2 + place[0], 4 + place[1]
-    x[1, :, row, column] = float("nan")
-    y = fused.pooled_given(x, scale, shift, cut)
-    seen = F.relu(x) if cut is RELU_FIRST else x
-    expected = F.max_pool2d(seen * scale[:, None, None] + shift[:, None, None], 2)
-    expected = expected if cut is RELU_FIRST else F.relu(expected)
-    torch.testing.assert_close(y, expected, equal_nan=True, rtol=1e-6, atol=1e-6)
-    assert torch.isnan(y[1, :, 1, 2]).all()
-    assert int(torch.isnan(y).sum()) == channels
+def test_not_a_number_wins_its_pool_under_given_statistics(channels: int, cut: Cut) -> None:
+    for row, column in ((2, 4), (2, 5), (3, 4), (3, 5)):  # the places of one pool
+        x, scale, shift, _ = maps((3, channels, 6, 7))
+        x[1, :, row, column] = float("nan")
+        y = fused.pooled_given(x, scale, shift, cut)
+        seen = F.relu(x) if cut is RELU_FIRST else x
+        expected = F.max_pool2d(seen * scale[:, None, None] + shift[:, None, None], 2)
+        expected = expected if cut is RELU_FIRST else F.relu(expected)
+        torch.testing.assert_close(y, expected, equal_nan=True, rtol=1e-6, atol=1e-6)
+        assert torch.isnan(y[1, :, 1, 2]).all()
+        assert int(torch.isnan(y).sum()) == channels
 
 
 @both_orders

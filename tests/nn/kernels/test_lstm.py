@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import pairwise
 from fedshot.core import kernel_build, tree
 from fedshot.core.errors import DataError
 from fedshot.core.seeds import Key
@@ -53,9 +54,9 @@ def results(x: Tensor, p: Tree, kernel: Any) -> list[Tensor]:
     return [states * mask, last, *torch.autograd.grad(loss, tree.leaves(p))]
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("hidden", [1, 4, 16, 50])
-@pytest.mark.parametrize("words", [3, 1000])
+@pytest.mark.parametrize(
+    ("lengths", "hidden", "words"), pairwise(LENGTHS, [1, 4, 16, 50], [3, 1000])
+)
 def test_states_and_gradients_are_those_of_the_cells(
     lengths: tuple[int, ...], hidden: int, words: int
 ) -> None:
