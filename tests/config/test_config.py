@@ -108,6 +108,7 @@ def test_what_is_merged_in_gives_way_and_is_not_given_twice(tmp_path: Path) -> N
         ('a: "\\Uffffffff"', "is not YAML: the number of an escape"),
         ("a: \x00", "is not YAML"),
         ("5", "holds 5; expected keys and values"),
+        ("- 1\n- 2", "holds [1, 2]; expected keys and values"),
         ("", "holds nothing; expected keys and values"),
     ],
 )
@@ -323,6 +324,7 @@ def test_quotes_are_to_be_left_out_only_where_the_value_then_fits(
     [
         (["--run.threads", "99999999999999999999"], "of at least 1 and at most 1024 or null."),
         (["--run.threads", "0"], "expected a whole number of at least 1"),
+        (["--run.rounds", "0"], "run.rounds is 0; expected a whole number of at least 1"),
         (["--seed", "99999999999999999999"], "expected a whole number of 64 bits"),
         (["--seed", "-99999999999999999999"], "expected a whole number of 64 bits"),
         (["--test.seed", "99999999999999999999"], "expected a whole number of 64 bits"),
