@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from differences import direction, dot, slope
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -104,26 +104,6 @@ def trained(model: Model) -> tuple[Tree, Tree]:
         return leaf + 0.2 * torch.rand(leaf.shape, generator=g, dtype=leaf.dtype)
 
     return tree.map(shake, params), tree.map(shake, stats)
-
-
-def direction(like: Tree, seed: int) -> Tree:
-    g = Key(seed).torch()
-    return tree.map(lambda t: torch.randn(t.shape, generator=g, dtype=t.dtype), like)
-
-
-def dot(a: Tree, b: Tree) -> Tensor:
-    return torch.stack(
-        [(x * y).sum() for x, y in zip(*map(tree.leaves, (a, b)), strict=True)]
-    ).sum()
-
-
-def derivative(fn: Callable[[Tree], Tensor], at: Tree, along: Tree, h: float) -> Tensor:
-    """Return the derivative along a direction, from five points; the error is of order h^4."""
-
-    def f(s: float) -> Tensor:
-        return fn(tree.map(lambda p, d: p + s * h * d, at, along))
-
-    return (f(-2) - 8 * f(-1) + 8 * f(1) - f(2)) / (12 * h)
 
 
 def gradient(learner: Any, params: Tree, stats: Tree, e: Episode) -> Tree:
@@ -234,9 +214,7 @@ def test_proto_lessons_have_right_gradients() -> None:
     grad = gradient(learner, params, stats, e)
     for seed in range(3):
         along = direction(params, seed)
-        want = derivative(
-            lambda w: learner.episode_loss(w, stats, e, SEED).loss, params, along, 1e-5
-        )
+        want = slope(lambda w: learner.episode_loss(w, stats, e, SEED).loss, params, along, 1e-5)
         torch.testing.assert_close(dot(grad, along), want, rtol=1e-8, atol=1e-9)
 
 
@@ -415,9 +393,7 @@ def test_the_maml_gradient_on_two_parameters_equals_finite_differences(
         {"body": {"scale": one}, "head": {"slope": zero}},
         {"body": {"scale": zero}, "head": {"slope": one}},
     ):
-        want = derivative(
-            lambda w: learner.episode_loss(w, stats, e, SEED).loss, params, along, 1e-3
-        )
+        want = slope(lambda w: learner.episode_loss(w, stats, e, SEED).loss, params, along, 1e-3)
         assert want.abs() > 1e-4
         torch.testing.assert_close(dot(grad, along), want, rtol=1e-8, atol=1e-11)
 
@@ -432,9 +408,7 @@ def test_the_maml_gradient_of_a_network_equals_finite_differences(
     grad = gradient(learner, params, stats, e)
     for seed in range(2):
         along = direction(params, seed)
-        want = derivative(
-            lambda w: learner.episode_loss(w, stats, e, SEED).loss, params, along, 1e-6
-        )
+        want = slope(lambda w: learner.episode_loss(w, stats, e, SEED).loss, params, along, 1e-6)
         torch.testing.assert_close(dot(grad, along), want, rtol=1e-6, atol=1e-7)
 
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 
+from differences import noise, slope
 from fedshot.core import tree
-from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.gradients import descend, value_and_grad
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=Key(seed).torch(), dtype=torch.float64)
 
 
 def point() -> Tree:
@@ -31,16 +25,6 @@ def bowl(w: Tree) -> Tensor:
 def hessian() -> Tensor:
     root = noise(4, 4, seed=3)
     return root @ root.T / 4 + torch.eye(4, dtype=torch.float64)
-
-
-def derivative(fn: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
-    """Return fn'(at) along a direction, from five points; the error is of order h^4."""
-    h = 1e-3
-
-    def f(s: float) -> Tensor:
-        return fn(at + s * h * along)
-
-    return (f(-2) - 8 * f(-1) + 8 * f(1) - f(2)) / (12 * h)
 
 
 def test_value_and_gradient_equal_those_of_torch_func() -> None:
@@ -174,7 +158,7 @@ def test_the_meta_gradient_on_two_parameters_equals_finite_differences(steps: in
     got = torch.cat([grad["body"]["a"], grad["head"][0]])
     want = torch.stack(
         [
-            derivative(lambda v: by_torch_func(tree_of(v), 0.1, steps), at, along)
+            slope(lambda v: by_torch_func(tree_of(v), 0.1, steps), at, along, 1e-3)
             for along in torch.eye(2, dtype=torch.float64)
         ]
     )

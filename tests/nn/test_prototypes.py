@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
 
+from differences import noise
 from fedshot.core.seeds import Key
 from fedshot.learners.average_distance import average_distance_logits
 from fedshot.nn.heads import HEADS, CosineHead
@@ -19,10 +19,6 @@ from fedshot.nn.prototypes import (
     prototype_logits,
     squared_distances,
 )
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=Key(seed).torch(), dtype=torch.float64)
 
 
 def test_class_means_are_means_and_an_empty_class_is_zero() -> None:

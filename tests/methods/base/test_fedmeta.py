@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from differences import direction, dot, slope
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -192,11 +193,6 @@ def shaken(params: Tree, seed: int) -> Tree:
     return tree.map(shake, params)
 
 
-def dot(a: Tree, b: Tree) -> Tensor:
-    pairs = zip(tree.leaves(a), tree.leaves(b), strict=True)
-    return torch.stack([(x * y).sum() for x, y in pairs]).sum()
-
-
 def one_episode(tmp_path: Path) -> Episode:
     run = Run(method(), tmp_path)
     run.round()
@@ -219,17 +215,11 @@ def test_the_gradient_by_alpha_equals_finite_differences(
     params, e = shaken(params, 1), one_episode(tmp_path)
     found = gradient(learner, params, stats, e)["alpha"]
     for seed in (1, 2, 3):
-        rng = Key(seed).torch()
-        along = tree.map(
-            lambda leaf, rng=rng: torch.randn(leaf.shape, generator=rng, dtype=leaf.dtype),
-            params["alpha"],
-        )
-
-        def loss(s: float, along: Tree = along) -> Tensor:
-            moved = tree.map(lambda a, b: a + s * 1e-6 * b, params["alpha"], along)
-            return learner.episode_loss(params | {"alpha": moved}, stats, e, SEED).loss.detach()
-
-        want = (loss(-2) - 8 * loss(-1) + 8 * loss(1) - loss(2)) / 12e-6
+        along = direction(params["alpha"], seed)
+        want = slope(
+            lambda alpha: learner.episode_loss(params | {"alpha": alpha}, stats, e, SEED).loss,
+            params["alpha"], along,
+        )  # fmt: skip
         torch.testing.assert_close(dot(found, along), want, rtol=1e-6, atol=1e-8)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from differences import noise
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -20,10 +21,6 @@ D, S, Q = 8, 5, 4
 QUERIES = ("support_context", "query_set", "alone")
 NET = SetTransformer(heads=2, hidden=16, dropout=0.2)
 PARAMS = NET.init(Key(0), D, torch.float64)
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=Key(seed).torch(), dtype=torch.float64)
 
 
 SUPPORT, QUERY = noise(S, D), noise(Q, D, seed=1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from covering import slow
+from differences import noise
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.methods.f2l.set_transformer import SetTransformer
@@ -17,10 +18,6 @@ from fedshot.nn.models.mode import Mode
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 D, S, Q = 12, 6, 4
 QUERIES = ("support_context", "query_set", "alone")
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=Key(seed).torch(), dtype=torch.float64)
 
 
 def layer(d: int, heads: int, hidden: int) -> tuple[SetTransformer, tree.Tree]:

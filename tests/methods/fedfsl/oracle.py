@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from differences import direction, dot, slope
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -247,18 +248,6 @@ def close(found: Tree, want: Weights, tol: float = 1e-9) -> None:
         torch.testing.assert_close(found[name], leaf, rtol=tol, atol=tol / 10, msg=name)
 
 
-def slope(fn: Callable[[Tree], Tensor], at: Tree, along: Tree, h: float = 1e-6) -> Tensor:
-    """Return fn'(at) along a direction, from five points.
-
-    They are close, because a kink of a ReLU between them is a jump of the adapted loss.
-    """
-
-    def f(s: float) -> Tensor:
-        return fn(tree.map(lambda w, d: w + s * h * d, at, along)).detach()
-
-    return (f(-2) - 8 * f(-1) + 8 * f(1) - f(2)) / (12 * h)
-
-
 def assert_objective(m: Any, folder: Path, by: float) -> None:
     """Compare the gradient of a method's objective, near the server's model, with differences."""
     run = Run(m, folder, 1)
@@ -277,14 +266,3 @@ def assert_slopes(fn: Callable[[Tree], Tensor], at: Tree) -> None:
 def beside(w: Tree, by: float) -> Tree:
     """Return a point near w."""
     return tree.map(lambda leaf, d: leaf + by * d, w, direction(w, 1))
-
-
-def direction(like: Tree, seed: int) -> Tree:
-    rng = Key(seed).torch()
-    return tree.map(lambda w: torch.randn(w.shape, generator=rng, dtype=w.dtype), like)
-
-
-def dot(a: Tree, b: Tree) -> Tensor:
-    return torch.stack(
-        [(x * y).sum() for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True)]
-    ).sum()

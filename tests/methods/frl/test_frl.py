@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from covering import slow
+from differences import direction, dot, slope
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -31,7 +32,7 @@ from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.exchange import ClientWork
-from methods.fedfsl.oracle import beside, direction, dot, slope
+from methods.fedfsl.oracle import beside
 from methods.frl.oracle import (
     CLASSES,
     CONV,

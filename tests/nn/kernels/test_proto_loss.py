@@ -15,7 +15,6 @@ from fedshot.nn.kernels import proto_loss as module
 from fedshot.nn.kernels.proto_loss import prototype_loss
 from fedshot.nn.losses import accuracy
 from fedshot.nn.prototypes import nearest_prototypes
-from rounding import close
 
 pytestmark = pytest.mark.skipif(
     kernel_build.library() is None, reason="there are no compiled kernels: torch computes it"
@@ -30,6 +29,13 @@ def episode(way: int, shot: int, query: int, width: int, seed: int = 0) -> tuple
     y = torch.cat([y[: way * shot], y[order]])
     spread = torch.randn(way, width, generator=draw)[y]
     return (spread + torch.randn(len(y), width, generator=draw)) / width**0.5, y
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    """Of float64, to what float32 can do."""
+    assert found.shape == wanted.shape
+    scale = float(wanted.abs().max()) + 1e-6
+    assert float((found.double() - wanted).abs().max()) < 1e-5 * scale
 
 
 def loss_of(n: int, way: int) -> Callable[[Tensor, Tensor], Tensor]:

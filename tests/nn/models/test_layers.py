@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from differences import noise
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.nn.heads import LinearHead
@@ -18,10 +19,6 @@ from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=Key(seed).torch(), dtype=torch.float64)
 
 
 def images(n: int, *shape: int, seed: int = 0) -> Tensor:

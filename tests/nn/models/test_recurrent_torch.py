@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from covering import covering
+from differences import noise
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.nn.models.mode import Mode
@@ -19,10 +20,6 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 KERNELS = ("fused", "cell")
 NETS = [GRU(4), BiLSTM(3), BiLSTM(3, "mean"), BiLSTM(3, "attention", 5)]
 LENGTHS = (3, 6, 1, 5, 6)
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=Key(seed).torch(), dtype=torch.float64)
 
 
 def texts(lengths: tuple[int, ...], columns: int, d: int, seed: int = 0) -> Tensor:

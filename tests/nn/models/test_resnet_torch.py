@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from differences import noise
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.nn.models.mode import Mode
@@ -14,10 +15,6 @@ from fedshot.nn.models.resnet import ResNet12
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 TRAIN = Mode(train=True, norm="batch")
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=Key(seed).torch(), dtype=torch.float64)
 
 
 class Block(nn.Module):
