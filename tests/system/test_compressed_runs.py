@@ -14,6 +14,7 @@ from fedshot.runs.prepare import PreparedRun
 from .runs import CHOOSING, SMALL, experiment, finished, last_hash, merged, stopped
 
 PROTO: dict[str, Any] = {"method": {"name": "fl_proto", "local_steps": 1}}
+F2L = {"method": {"name": "f2l", "local_steps": 1, "transformer": {"hidden": 8}}}
 TOPK: dict[str, Any] = {"compress": {"up": {"name": "topk", "share": 0.1}, "down": "int8"}}
 SECURE: dict[str, Any] = {"compress": {"up": "int8"}, "run": {"secure_sums": True}}
 
@@ -41,7 +42,7 @@ def test_the_ledger_counts_what_a_secure_run_sends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [(PROTO, TOPK), ({"method": {"name": "f2l", "local_steps": 1}}, TOPK), (PROTO, SECURE)],
+    [(PROTO, TOPK), (F2L, TOPK), (PROTO, SECURE)],
     ids=["errors", "errors and models", "errors and ranges"],
 )
 def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(

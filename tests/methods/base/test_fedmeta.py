@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from covering import pairwise
 from differences import direction, dot, slope
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
@@ -223,9 +224,10 @@ def test_the_gradient_by_alpha_equals_finite_differences(
         torch.testing.assert_close(dot(found, along), want, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("order", ["first", "second"])
-@pytest.mark.parametrize("adapts", ["all", "head"])
-@pytest.mark.parametrize("model", [NET, WITH_NORM], ids=["mlp", "conv4"])
+@pytest.mark.parametrize(
+    ("model", "adapts", "order"),
+    pairwise([NET, WITH_NORM], ["all", "head"], ["first", "second"]),
+)
 def test_with_a_constant_alpha_it_is_maml(
     model: Model, adapts: Any, order: Any, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from conformance.cases import METHODS, REFERENCE
-from covering import slow
+from covering import covering, slow
 from fedshot.config.load import Config
 from fedshot.conformance.federation import LATE, Federation
 from fedshot.conformance.small import FederationHost
@@ -243,10 +243,12 @@ def test_neither_model_is_moved_by_what_it_teaches(backbone: str, tmp_path: Path
     assert of(kd_targets="sum")["phi"] != of(kd_targets="sum", lambda_kd=0.9)["phi"]
 
 
-@pytest.mark.parametrize("options", [{}, {"head_start": "prototypes"}, {"queries": "query_set"}])
-@pytest.mark.parametrize("adapts", ["all", "head"])
+@pytest.mark.parametrize(
+    ("options", "adapts"),
+    covering([{}, {"head_start": "prototypes"}, {"queries": "query_set"}], ["all", "head"]),
+)
 def test_second_order_gradients_are_finite_differences(
-    adapts: Any, options: dict[str, Any], tmp_path: Path
+    options: dict[str, Any], adapts: Any, tmp_path: Path
 ) -> None:
     m = method(inner=InnerChoice(0.3, 2, order="second", adapts=adapts), **options)
     at, drawn = begin(m, tmp_path)

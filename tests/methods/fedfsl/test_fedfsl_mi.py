@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covering import covering
+from covering import covering, pairwise
 from fedshot.config.load import Config
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
@@ -118,9 +118,9 @@ def test_without_gamma_the_other_reference_changes_nothing_either(tmp_path: Path
 
 
 # ------------------------------------------------------------------------- at w_k = w^t
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", PREDICTIONS)
-@pytest.mark.parametrize("order", ["first", "second"])
+@pytest.mark.parametrize(
+    ("mode", "kind", "order"), pairwise(MODES, PREDICTIONS, ["first", "second"])
+)
 def test_the_divergence_from_itself_is_zero_with_a_zero_gradient(
     mode: Any, kind: Any, order: Any, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covering import slow
+from covering import covering, slow
 from differences import direction, dot, slope
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
@@ -64,8 +64,7 @@ def close(found: Any, want: dict[str, Tensor], tol: float = 1e-8) -> None:
 
 
 # ------------------------------------------------------------------------- one whole episode
-@pytest.mark.parametrize("by", ["iid", "shards"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "by"), covering(VARIANTS, ["iid", "shards"]))
 def test_an_episode_is_the_algorithm_of_the_paper(variant: Any, by: Any, tmp_path: Path) -> None:
     run = Run(method(variant=variant, refresh=False), tmp_path, by)
     before = flat(run.server.phi)

@@ -182,9 +182,14 @@ def test_others_go_the_plain_way() -> None:
     assert seen == [False]
 
 
-@pytest.mark.parametrize("shape", [(32, 32, 3), (37, 37, 3)])
-@pytest.mark.parametrize("net", [Conv4(width=64), ResNet12(widths=(64, 64, 80, 96), dropblock=0.0)])
-@pytest.mark.parametrize("norm", ["batch", "given"])
+@pytest.mark.parametrize(
+    ("shape", "net", "norm"),
+    pairwise(
+        [(32, 32, 3), (37, 37, 3)],
+        [Conv4(width=64), ResNet12(widths=(64, 64, 80, 96), dropblock=0.0)],
+        ["batch", "given"],
+    ),
+)
 def test_nets_with_it_are_those_without(
     shape: tuple[int, int, int], net: Conv4 | ResNet12, norm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import pairwise
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -208,9 +209,14 @@ def test_bf16_rounds_gradients_and_leaves_float32_everywhere_else(backbone: Any)
     assert torch.cosine_similarity(*found, dim=0) > 0.9
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("norm", ["batch", "given", "capture"])
-@pytest.mark.parametrize("backbone", [Conv4(8), Conv4(16), ResNet12((8, 8, 8, 8), dropblock=0.0)])
+@pytest.mark.parametrize(
+    ("backbone", "norm", "stacked"),
+    pairwise(
+        [Conv4(8), Conv4(16), ResNet12((8, 8, 8, 8), dropblock=0.0)],
+        ["batch", "given", "capture"],
+        [False, True],
+    ),
+)
 def test_bf16_takes_statistics_in_float32(backbone: Any, norm: Any, stacked: bool) -> None:
     """Whatever batch norm goes by, whether kernels fit the shape or not."""
     x, found = images(12, 32, 32, 3), []
