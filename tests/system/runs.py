@@ -89,6 +89,11 @@ def written(folder: Path, *changes: dict[str, Any]) -> Path:
     return config
 
 
+def run_words(folder: Path, *changes: dict[str, Any]) -> list[str]:
+    """Write a configuration; return the words that run it, in folder / "runs" / "small"."""
+    return ["run", "--config", str(written(folder, *changes)), "--out", str(folder / "runs")]
+
+
 def last_hash(folder: Path) -> str:
     """Return the hash of the last checkpoint: server, ledger, and the chain of private states."""
     checkpoints = Checkpoints(folder / "checkpoints")

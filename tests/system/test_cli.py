@@ -25,7 +25,17 @@ from fedshot.methods.base.fl_proto import FLProto
 from fedshot.methods.registry import METHODS
 
 from .conftest import Trained
-from .runs import CHOOSING, command, experiment, finished, last_hash, line, stopped, written
+from .runs import (
+    CHOOSING,
+    command,
+    experiment,
+    finished,
+    last_hash,
+    line,
+    run_words,
+    stopped,
+    written,
+)
 
 
 def test_help_needs_no_torch() -> None:
@@ -44,8 +54,7 @@ def test_help_needs_no_torch() -> None:
 def test_a_run_prints_rounds_to_stderr_and_the_result_to_stdout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = written(tmp_path)
-    assert main(["run", "--config", str(config), "--out", str(tmp_path / "runs")]) == 0
+    assert main(run_words(tmp_path)) == 0
     out, err = capsys.readouterr()
     assert out.startswith("fsl_local: ")
     assert "on novel classes, 20 episodes, worst tenth" in out
@@ -54,9 +63,7 @@ def test_a_run_prints_rounds_to_stderr_and_the_result_to_stdout(
 
 
 def test_json_gives_one_object_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = written(tmp_path, CHOOSING)
-    words = ["run", "--config", str(config), "--out", str(tmp_path / "runs"), "--json"]
-    assert main(words) == 0
+    assert main([*run_words(tmp_path, CHOOSING), "--json"]) == 0
     out, err = capsys.readouterr()
     assert "round 0/" not in err  # the rounds are on stdout alone
     rows = [json.loads(text) for text in out.splitlines()]
@@ -67,9 +74,7 @@ def test_json_gives_one_object_a_line(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_quiet_prints_the_result_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = written(tmp_path, CHOOSING)
-    words = ["run", "--config", str(config), "--out", str(tmp_path / "runs"), "--quiet"]
-    assert main(words) == 0
+    assert main([*run_words(tmp_path, CHOOSING), "--quiet"]) == 0
     out, err = capsys.readouterr()
     assert [text.split(":")[0] for text in out.splitlines()] == ["fsl_local", "raw pixels"]
     assert err == ""
@@ -138,10 +143,9 @@ def test_ctrl_c_in_compiled_code_is_still_ctrl_c(
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
 def test_what_stops_a_run_says_how_to_go_on(tmp_path: Path, asked: signal.Signals) -> None:
-    config = written(tmp_path, {"run": {"rounds": 5000}})
     # A shell that runs the tests in the background lets its children ignore Ctrl-C; undo that.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    words = [str(w) for w in ("run", "--config", config, "--out", tmp_path / "runs")]
+    words = run_words(tmp_path, {"run": {"rounds": 5000}})
     code = f"{heed}import sys; from fedshot.cli.main import main; sys.exit(main({words!r}))"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -310,15 +314,13 @@ def test_ctrl_c_at_any_moment_ends_in_130_without_a_traceback(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    config, out = written(tmp_path), tmp_path / "runs"
     if moment == "start":
         monkeypatch.setattr(train, "PreparedRun", stop)
     else:
         monkeypatch.setattr(train.Experiment, "result", stop)
     data = tmp_path / "my data"
     data.mkdir()
-    asked = ["run", "--config", str(config), "--out", str(out), "--data-dir", str(data)]
-    assert main(asked) == 130
+    assert main([*run_words(tmp_path), "--data-dir", str(data)]) == 130
     err = capsys.readouterr().err
     assert ("o on with `fedshot resume" in err) == (moment == "result")
     assert (f"--data-dir '{data}'`" in err) == (moment == "result")
@@ -339,7 +341,7 @@ def test_ctrl_c_while_evaluating_ends_in_130(
 
 @pytest.mark.slow
 def test_a_run_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:
-    words = line("run", "--config", written(tmp_path), "--out", tmp_path / "runs", "--json")
+    words = line(*run_words(tmp_path), "--json")
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -390,8 +392,7 @@ def test_unanswered_and_diverged_are_told_apart(capsys: pytest.CaptureFixture[st
 def test_what_another_kind_leaves_out_is_told_on_stderr(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["run", "--config", str(written(tmp_path)), "--out", str(tmp_path), "--run.rounds", "1"]
-    assert main([*words, "--partition", "iid"]) == 0
+    assert main([*run_words(tmp_path), "--run.rounds", "1", "--partition", "iid"]) == 0
     assert "partition.alpha, set for 'dirichlet'" in capsys.readouterr().err
 
 
@@ -402,14 +403,12 @@ def test_the_command_runs_as_a_program() -> None:
 
 
 def test_a_run_names_the_clients_whose_replies_do_not_count(tmp_path, capfd):
-    config = written(
-        tmp_path, {"run": {"quorum": 0.0, "below_quorum": "skip", "unreliable": {"drop": 0.3}}}
-    )
-    assert main(["run", "--config", str(config), "--out", str(tmp_path)]) == 0
+    lossy = {"run": {"quorum": 0.0, "below_quorum": "skip", "unreliable": {"drop": 0.3}}}
+    assert main(run_words(tmp_path, lossy)) == 0
     told = capfd.readouterr().err
     lost = [
         (record["round"], fault["client"])
-        for record in map(json.loads, (tmp_path / "small" / "metrics.jsonl").open())
+        for record in map(json.loads, (tmp_path / "runs" / "small" / "metrics.jsonl").open())
         for fault in record["faults"]
     ]
     assert lost

@@ -18,15 +18,14 @@ from fedshot.runs.checkpoint import Checkpoints
 from fedshot.runs.recorder import Record, Recorder
 
 from .conftest import Trained
-from .runs import experiment, finished, written
+from .runs import experiment, finished, run_words, written
 
 
 def refusal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, *changes: dict[str, Any], extra: Any = ()
 ) -> str:
     """Start a run that must be refused; return what the person reads."""
-    config = written(tmp_path, *changes)
-    code = main(["run", "--config", str(config), "--out", str(tmp_path / "runs"), *extra])
+    code = main([*run_words(tmp_path, *changes), *extra])
     out, err = capsys.readouterr()
     assert code == 2
     assert out == ""
@@ -165,7 +164,7 @@ def test_a_client_without_data_is_named_or_left_out(
     assert "1 of 3 clients cannot form a 2-way 1-shot" in text
     assert "client 1 has 0 classes with at least 6 examples" in text
     assert "run.infeasible_clients" in text
-    words = ["run", "--config", str(written(tmp_path, changes)), "--out", str(tmp_path / "runs")]
+    words = run_words(tmp_path, changes)
     assert main([*words, "--run.infeasible_clients", "leave_out"]) == 0
     assert "left out: client 1 has 0 classes" in capsys.readouterr().err
 
@@ -313,8 +312,7 @@ def test_a_folder_that_holds_no_run_and_one_that_does(
     assert main(["resume", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err
     trained(tmp_path / "runs" / "small")
-    config = written(tmp_path)
-    assert main(["run", "--config", str(config), "--out", str(tmp_path / "runs")]) == 2
+    assert main(run_words(tmp_path)) == 2
     text = capsys.readouterr().err
     assert "holds a run already" in text
     assert "fedshot resume" in text
@@ -364,7 +362,6 @@ def test_pictures_that_cannot_be_written_are_refused(capsys: pytest.CaptureFixtu
 def test_a_full_disk_is_told_with_the_way_on(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = written(tmp_path)
     append = Recorder.append
 
     def full(self: Recorder, record: Record) -> None:
@@ -373,7 +370,7 @@ def test_a_full_disk_is_told_with_the_way_on(
         append(self, record)
 
     monkeypatch.setattr(Recorder, "append", full)
-    assert main(["run", "--config", str(config), "--out", str(tmp_path / "runs")]) == 75
+    assert main(run_words(tmp_path)) == 75
     err = capsys.readouterr().err
     assert "No space left on device. Free some space on that disk" in err
     assert f"o on with `fedshot resume {tmp_path / 'runs' / 'small'}`" in err
@@ -384,7 +381,7 @@ def test_a_full_disk_is_told_with_the_way_on(
 def test_too_little_memory_is_told_and_a_mistake_of_ours_is_not_hidden(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["run", "--config", str(written(tmp_path)), "--out", str(tmp_path / "runs")]
+    words = run_words(tmp_path)
     said = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."
 
     def fails(*_: object) -> None:

@@ -21,13 +21,12 @@ from fedshot.runs.experiment import Experiment
 from fedshot.runs.recorder import Record
 
 from .conftest import Trained
-from .runs import CHOOSING, experiment, finished, last_hash, line, merged, written
+from .runs import CHOOSING, experiment, finished, last_hash, line, merged, run_words
 
 
 def words(tmp_path: Path, *changes: dict[str, Any]) -> list[str]:
     """Write the configuration and return what a supervisor starts."""
-    config = str(written(tmp_path, *changes))
-    return ["run", "--config", config, "--out", str(tmp_path / "runs"), "--resume", "--json"]
+    return [*run_words(tmp_path, *changes), "--resume", "--json"]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from fedshot.cli.main import main
 from fedshot.core.errors import ConfigError
 from fedshot.runs.trackers import tracking as trackers
 
-from .runs import CHOOSING, experiment, finished, merged, written
+from .runs import CHOOSING, experiment, finished, merged, run_words
 
 MARK = "cost/megabytes_down"
 
@@ -23,13 +23,8 @@ MARK = "cost/megabytes_down"
 SETTINGS = merged(CHOOSING, {"method": {"name": "fl_proto", "local_steps": 1}})
 
 
-def words(tmp_path: Path) -> list[str]:
-    config = written(tmp_path, SETTINGS)
-    return ["run", "--config", str(config), "--out", str(tmp_path / "runs"), "--quiet"]
-
-
 def run(tmp_path: Path, kind: str) -> Path:
-    assert main([*words(tmp_path), "--tracker", kind]) == 0
+    assert main([*run_words(tmp_path, SETTINGS), "--quiet", "--tracker", kind]) == 0
     return tmp_path / "runs" / "small"
 
 
@@ -251,7 +246,7 @@ def test_a_missing_package_is_refused_before_anything_is_done(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "wandb" else find(name, *a)
     )
-    assert main([*words(tmp_path), "--tracker", "wandb"]) == 2
+    assert main([*run_words(tmp_path), "--tracker", "wandb"]) == 2
     err = capsys.readouterr().err
     assert "the tracker 'wandb' needs wandb, which is not installed" in err
     assert "pip install 'fedshot[tracking]'" in err
