@@ -203,10 +203,11 @@ REFUSED = {
 WHOLE = {"fl_proto", "fedfsl_mi_adv", "fsl_local, maml", "f2l", "frl", "pfedfsl", "synthetic"}
 assert METHODS.keys() > WHOLE
 
+FLOWER = FleetCase("flower", on_one_node)
 FLEETS: tuple[FleetCase, ...] = (
     REFERENCE,
     THREADS,
     FleetCase("threads, five workers", lambda setup: Threads(setup.host, 5), slow=True),
-    FleetCase("flower", on_one_node),
+    FLOWER,
     VECTORISED,
 )

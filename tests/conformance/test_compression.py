@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conformance.cases import FLEETS, METHODS, REFERENCE, SECOND_FORMS, THREADS, VECTORISED
+from conformance.cases import FLOWER, METHODS, REFERENCE, SECOND_FORMS, THREADS, VECTORISED
 from conformance.wire_messages import on_one_node
 from fedshot.conformance.federation import (
     LATE,
@@ -29,7 +29,6 @@ from fedshot.protocol.clients import Clients
 from fedshot.protocol.compressors import Compression, Float16, Int4, Int8, TopK
 from fedshot.protocol.exchange import Fleet
 
-FLOWER = next(fleet for fleet in FLEETS if fleet.name == "flower")
 SECURE = "int8, secure sums"
 FAMILIES = {
     "int8": Compression(Int8(), Int8()),

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("cryptography", reason="secure sums need the extra `secure`")
 
-from conformance.cases import FLEETS, METHODS
+from conformance.cases import FLOWER, METHODS
 from fedshot.conformance.checks import REFERENCE, THREADS, VECTORISED
 from fedshot.conformance.federation import Federation, FleetCase, RunTensors, assert_same
 from fedshot.core.errors import ConfigError
@@ -33,7 +33,6 @@ THRESHOLD = 0.66
 EVERYONE = range(6)
 VICTIMS = {0: (), 1: (3,), 2: (1, 4)}  # `needed` of 6 clients are 4
 WORK = "the work"
-FLOWER = next(fleet for fleet in FLEETS if fleet.name == "flower")
 QUICK = ("fedncm", WORK, 2)
 LOSING = ("fl_proto", "fedfsl_mi", "f2l", "frl", "fedncm", "fedcgs", "fed3r")
 

@@ -18,16 +18,12 @@ from fedshot.fleets.guard import Guard
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.unreliable import Unreliable
 from fedshot.protocol.clients import reduce_replies
-from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, PerClient, Reply, client_work
+from fedshot.protocol.exchange import Arrival, Exchange, PerClient, Reply
 from fedshot.protocol.reducers import Gather, Mean, Reducer
 
+from .nobody import NOBODY
+
 ONE = torch.zeros(1, dtype=torch.float64)
-
-
-class Nobody:
-    @client_work()
-    def work(self, down: Any, private: Any, drawn: Any) -> Reply:
-        raise AssertionError
 
 
 class Loop:
@@ -74,7 +70,7 @@ def exchange(round: int, w: torch.Tensor, to: tuple[int, ...], buffer: int, **ot
     options |= other
     version = (round, options["number"])
     down = options.get("down", {"w": w})
-    return Exchange(ClientWork(Nobody(), "work"), down, to, options["reduce"], Key(0).at(round),
+    return Exchange(NOBODY, down, to, options["reduce"], Key(0).at(round),
                     version, buffer=buffer)  # fmt: skip
 
 

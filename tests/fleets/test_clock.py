@@ -21,22 +21,16 @@ from fedshot.fleets.meter import Meter
 from fedshot.fleets.unreliable import Unreliable
 from fedshot.protocol.exchange import (
     Arrival,
-    ClientWork,
     Exchange,
     PerClient,
     Reply,
-    client_work,
 )
 from fedshot.protocol.reducers import Mean
 
+from .nobody import NOBODY
+
 DOWN = {"theta": torch.zeros(1000, dtype=torch.float32)}  # 4,000 bytes
 UP = torch.zeros(500, dtype=torch.float32)  # 2,000 bytes
-
-
-class Nobody:
-    @client_work()
-    def work(self, down: Any, private: Any, drawn: Any) -> Reply:
-        raise AssertionError
 
 
 class Loop:
@@ -73,9 +67,7 @@ def clock(
 
 def exchange(down: Any = DOWN, phase: Any = "train") -> Exchange:
     reduce = {"delta": Mean(UP)}
-    return Exchange(
-        ClientWork(Nobody(), "work"), down, (0, 1, 2, 3, 4), reduce, Key(0), (1, 0), phase
-    )
+    return Exchange(NOBODY, down, (0, 1, 2, 3, 4), reduce, Key(0), (1, 0), phase)
 
 
 def outcome(fleet: Clock, **options: Any) -> tuple[set[int], dict[int, str]]:

@@ -15,18 +15,14 @@ from fedshot.core.seeds import Key
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.influence import Influence
 from fedshot.protocol.clients import Clients
-from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Fault, Reply, client_work
+from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
 from fedshot.protocol.reducers import Gather, Mean, Sum
+
+from .nobody import NOBODY, Nobody
 
 LIKE = {"body": {"w": torch.zeros(2, 3)}, "b": torch.zeros(3)}
 GOOD = {"delta": LIKE, "seen": torch.tensor([1, 2])}
 REDUCE = {"delta": Mean(LIKE), "seen": Sum(torch.zeros(2, dtype=torch.int64))}
-
-
-class Nobody:
-    @client_work()
-    def work(self, down: Any, private: Any, drawn: Any) -> Reply:
-        raise AssertionError("the tests make the replies")
 
 
 class Given:
@@ -46,7 +42,7 @@ class Given:
 
 
 def exchange(to: tuple[int, ...] = (7,), reduce: Any = REDUCE) -> Exchange:
-    return Exchange(ClientWork(Nobody(), "work"), {}, to, reduce, Key(0), (1, 0))
+    return Exchange(NOBODY, {}, to, reduce, Key(0), (1, 0))
 
 
 def check(

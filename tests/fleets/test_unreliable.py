@@ -14,8 +14,10 @@ from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.unreliable import CORRUPT, Trouble, Unreliable, by_chance
-from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Fault, Reply, client_work
+from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
 from fedshot.protocol.reducers import Gather, Mean, Sum
+
+from .nobody import NOBODY
 
 ONES = {"w": torch.ones(2, 3)}
 FLOATS = ({"delta": ONES}, {"delta": Mean(ONES)})
@@ -23,12 +25,6 @@ WHOLE = ({"n": torch.tensor([1, 2])}, {"n": Sum(torch.tensor([0, 0]))})
 MIXED = (FLOATS[0] | WHOLE[0], FLOATS[1] | WHOLE[1])
 APART = ({"model": ONES}, {"model": Gather(ONES)})
 NOTHING: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-
-
-class Nobody:
-    @client_work()
-    def work(self, down: Any, private: Any, drawn: Any) -> Reply:
-        raise AssertionError
 
 
 class Steady:
@@ -46,7 +42,7 @@ class Steady:
 
 
 def exchange(n: int = 4, round: int = 1, reduce: Any = FLOATS[1]) -> Exchange:
-    return Exchange(ClientWork(Nobody(), "work"), {}, tuple(range(n)), reduce, Key(0), (round, 0))
+    return Exchange(NOBODY, {}, tuple(range(n)), reduce, Key(0), (round, 0))
 
 
 def plan_of(key: Key, rounds: int = 20, **chances: float) -> list[Trouble | None]:

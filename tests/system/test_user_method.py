@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.cases import BODY, EPISODE, FLEETS, REFERENCE
+from conformance.cases import BODY, EPISODE, REFERENCE, VECTORISED
 from conformance.tutorial_method import FILE, FLProtoMomentum
 from fedshot.cli.main import main
 from fedshot.conformance.checks import CHECKS
@@ -242,9 +242,8 @@ def test_a_method_that_breaks_the_protocol_is_stopped_with_its_name_and_the_fix(
 @pytest.mark.parametrize("fault", ["adds", "a tree", "random"])
 def test_the_vectorised_fleet_checks_the_same(fault: str, tmp_path: Path) -> None:
     method = type("Faulty", (Breaking,), {"fault": fault})(BODY, EPISODE, local_steps=1)
-    case = next(case for case in FLEETS if case.name == "vectorised")
     with pytest.raises(MethodError, match=r"train (changes|returned|draws)"):
-        Federation(method, case, tmp_path).train(1)
+        Federation(method, VECTORISED, tmp_path).train(1)
 
 
 def test_a_generator_that_another_thread_moves_once_is_no_fault(tmp_path: Path) -> None:
