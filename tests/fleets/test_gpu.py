@@ -65,7 +65,6 @@ COPIES = 10  # at most, for a client and exchange, each way: one per dtype, and 
 # At most: whether a class has no support, which examples are set aside, whether a matrix is
 # singular; in FedCGS the shrinkage, once for all episodes.
 READS_OF_EPISODE = 4
-QUICK = {"fl_proto", "frl"}
 
 
 class Checks(WorkChecks):
