@@ -79,3 +79,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSHOT_CACHE", str(folder))
         yield
+
+
+@pytest.fixture(scope="session")
+def kernels(own_cache: None) -> None:
+    """The C kernels, built; the test is skipped where there is no compiler."""
+    from fedshot.core import kernel_build
+
+    if kernel_build.library() is None:
+        pytest.skip("without the C kernels")

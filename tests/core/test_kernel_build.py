@@ -18,7 +18,7 @@ import pytest
 from fedshot.core import kernel_build
 from fedshot.core.errors import BuildError
 
-pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 @pytest.fixture(autouse=True)

@@ -26,13 +26,13 @@ from fedshot.data.sources.digits import Digits
 
 from .test_module import SMALL, WORDS
 
-transformers = pytest.importorskip("transformers", reason="the extra `encoders` is not installed")
-sentence_transformers = pytest.importorskip(
-    "sentence_transformers", reason="the extra `encoders` is not installed"
-)
-
 TEXTS = tuple(f"{word} and {WORDS[i % 7]} {i}" for word in WORDS for i in range(8))
 LABELS = np.repeat(np.arange(len(WORDS)), 8)
+
+
+def needed(module: str) -> Any:
+    """A module of an extra, whose import takes a second: not where tests are collected."""
+    return pytest.importorskip(module, reason="the extra `encoders` is not installed")
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vit")
     torch.manual_seed(0)
+    transformers = needed("transformers")
     config = transformers.ViTConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
         image_size=16, patch_size=8,
@@ -60,6 +61,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     letters = [chr(97 + i) for i in range(26)]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{a}" for a in letters)]
     (folder / "vocab.txt").write_text("\n".join([*words, *WORDS]) + "\n")
+    transformers = needed("transformers")
     tokenizer = transformers.BertTokenizer(vocab=str(folder / "vocab.txt"))
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
@@ -74,7 +76,8 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sentences(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sentences")
-    sentence_transformers.SentenceTransformer(str(bert), device="cpu").save_pretrained(str(folder))
+    made = needed("sentence_transformers").SentenceTransformer(str(bert), device="cpu")
+    made.save_pretrained(str(folder))
     return folder
 
 
@@ -94,6 +97,7 @@ def raw_text(path: Path, **options: Any) -> LoadedEncoder:
 def test_a_vit_gives_the_features_of_its_own_processor(vit: Path, pooling: str) -> None:
     digits = Digits().load(None)
     found = encoded(digits, images(vit, pooling=pooling))
+    transformers = needed("transformers")
     processor = transformers.AutoImageProcessor.from_pretrained(vit, backend="pil")
     model = transformers.AutoModel.from_pretrained(vit).eval()
     x = [np.repeat(one, 3, axis=2) for one in digits.pixels[:32]]
@@ -122,7 +126,7 @@ def test_a_text_model_ignores_padding(bert: Path) -> None:
 def test_sentences_have_the_embedding_of_the_library(sentences: Path) -> None:
     options = SentenceTransformersEncoder(path=str(sentences))
     found = encoded(texts(), options.load("raw text", "cpu"))
-    model = sentence_transformers.SentenceTransformer(str(sentences), device="cpu")
+    model = needed("sentence_transformers").SentenceTransformer(str(sentences), device="cpu")
     wanted = model.encode(list(TEXTS), show_progress_bar=False)
     np.testing.assert_allclose(found.x, wanted, rtol=1e-4, atol=1e-5)
     with pytest.raises(ConfigError, match="takes texts, and the data are images"):
@@ -136,6 +140,7 @@ def test_a_model_of_images_and_texts_gives_its_projections(
              "intermediate_size": 16}  # fmt: skip
     vision = {"image_size": 16, "patch_size": 8}
     words = {"vocab_size": 80, "max_position_embeddings": 12, "eos_token_id": 3}
+    transformers = needed("transformers")
     config = transformers.CLIPConfig(
         vision_config=sizes | vision, text_config=sizes | words, projection_dim=6
     )

@@ -20,7 +20,7 @@ from fedshot.nn.kernels import tensors
 from fedshot.nn.models.layers import kept
 from fedshot.nn.optim import Optimizer, OptState
 
-pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.usefixtures("kernels")
 RULE = {"decay": 0.01, "rise": 0.1, "grow": 0.001, "step": 3e-3, "eps": 1e-8}
 BIG = 200_000  # numbers, enough for two threads
 

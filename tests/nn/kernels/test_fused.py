@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fedshot.core import kernel_build, tree
+from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -28,7 +28,7 @@ from fedshot.nn.models.layers import EPS, batch_norm
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
 
-pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.usefixtures("kernels")
 SHAPES = [(8, 16, 32, 32), (3, 5, 7, 9), (4, 64, 4, 4), (1, 3, 2, 3), (5, 33, 21, 10), (2, 1, 6, 6)]
 both_orders = pytest.mark.parametrize("cut", [RELU_LAST, RELU_FIRST], ids=["last", "first"])
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot.core import kernel_build
 from fedshot.core.seeds import Key
 from fedshot.nn.kernels import gates
 from fedshot.nn.kernels.layer_gradients import Gru, Lstm
 from fedshot.nn.models.cells import gru_states, lstm_states
 
-pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.usefixtures("kernels")
 
 # From -90 to 90, where a sigmoid is 0 and 1, and around 0, where a tanh is its argument.
 ENDS = torch.cat([torch.linspace(-90, 90, 6001), torch.logspace(-30, 0, 500)])

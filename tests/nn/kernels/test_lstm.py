@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from covering import pairwise
-from fedshot.core import kernel_build, tree
+from fedshot.core import tree
 from fedshot.core.errors import DataError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.kernels import lstm as ours
 from fedshot.nn.models.recurrence import bilstm, init_recurrence
 
-pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.usefixtures("kernels")
 
 D = 5
 LENGTHS = [

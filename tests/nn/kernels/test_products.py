@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot.core import kernel_build
 from fedshot.nn.kernels import products
 from fedshot.nn.kernels.products import ours, packed
 from fedshot.nn.kernels.tensors import library
 
-pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.usefixtures("kernels")
 # Strips of one to four registers, pieces that are full and not, both sides of the widest.
 SIZES = [(16, 16), (32, 48), (64, 64), (80, 112), (144, 32), (192, 80), (16, 208)]
 ROWS = [1, 2, 3, 5, 6, 7, 13, 70]

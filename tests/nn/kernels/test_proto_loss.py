@@ -9,16 +9,13 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedshot.core import kernel_build
 from fedshot.core.seeds import Key
 from fedshot.nn.kernels import proto_loss as module
 from fedshot.nn.kernels.proto_loss import prototype_loss
 from fedshot.nn.losses import accuracy
 from fedshot.nn.prototypes import nearest_prototypes
 
-pytestmark = pytest.mark.skipif(
-    kernel_build.library() is None, reason="there are no compiled kernels: torch computes it"
-)
+pytestmark = pytest.mark.usefixtures("kernels")
 SHAPES = [(5, 1, 15, 64), (5, 5, 3, 1600), (2, 3, 1, 1), (1, 1, 4, 7), (20, 1, 2, 33)]
 
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot.core import kernel_build
 from fedshot.nn.kernels import repeats
 from fedshot.nn.kernels.layer_gradients import Gru
 
-pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def texts(n: int = 6, words: int = 9, width: int = 7, vocabulary: int = 10) -> Tensor:

@@ -24,7 +24,7 @@ from fedshot.nn.models.layers import batch_norm, conv
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
 
-pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.usefixtures("kernels")
 SHAPES = [  # images, channels, height, width, filters
     (9, 1, 28, 28, 32),
     (8, 3, 32, 32, 64),

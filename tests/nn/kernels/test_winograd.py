@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from covering import pairwise
-from fedshot.core import kernel_build, tree
+from fedshot.core import tree
 from fedshot.core.machine import begin_thread
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -27,7 +27,7 @@ from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
 from fedshot.nn.models.resnet import ResNet12
 
-pytestmark = pytest.mark.skipif(kernel_build.library() is None, reason="without the C kernels")
+pytestmark = pytest.mark.usefixtures("kernels")
 # n, channels, filters, height, width: even and odd sides, sides of 1, one block of tiles and many.
 SHAPES = [
     (3, 64, 64, 6, 8),
