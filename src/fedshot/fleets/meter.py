@@ -21,7 +21,6 @@ from fedshot.core.records import Whole
 from fedshot.core.tree import Tree
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.exchange import Arrival, Exchange, Fleet, PerClient
-from fedshot.protocol.reducers import Mean, Sum
 
 Line = tuple[str, str, str, str]
 
@@ -121,7 +120,7 @@ class Meter(Wrapper):
 def _ranges(exchange: Exchange) -> dict[str, Tensor]:
     """Return the ranges in a request to mask compressed replies, as a part; {} for none."""
     reduce = {} if exchange.masking is None else exchange.masking.reduce
-    grids = (r.grid for r in reduce.values() if isinstance(r, Mean | Sum) and r.grid)
+    grids = (r.grid for r in reduce.values() if r.grid)
     found = [one for grid in grids for one in grid.ranges.values()]
     return {"ranges": torch.tensor(found, dtype=torch.float64)} if found else {}
 

@@ -18,7 +18,7 @@ from fedshot.core import tree
 from fedshot.core.errors import MethodError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.protocol.reducers import NOT_FINITE, TOO_LARGE, Reducer
+from fedshot.protocol.reducers import NOT_FINITE, TOO_LARGE, Mean, Reducer, Sum
 
 F = TypeVar("F", bound=Callable[..., "Reply"])
 T = TypeVar("T")
@@ -133,12 +133,12 @@ class Masking:
     Args:
         clients: the clients whose masks cancel in the sum, if all of their replies arrive.
         cohort: number of clients whose replies may be added; it sets the sum's fixed-point scale.
-        reduce: the reducer of each part of a reply before it is masked, a `Mean` or `Sum`.
+        reduce: the reducer of each part of a reply before it is masked.
     """
 
     clients: frozenset[int]
     cohort: int
-    reduce: Mapping[str, Reducer]
+    reduce: Mapping[str, Mean | Sum]
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from fedshot.privacy.private_clients import PrivateClients
 from fedshot.privacy.secure_sums.neighbourhoods import needed
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Exchange, Outcome, Reply
-from fedshot.protocol.reducers import Mean, Reducer, Sum
+from fedshot.protocol.reducers import Mean, Sum
 
 MAX_POPULATION = 2**24  # of more clients, the noise of a sum could be less than 2**30 units
 _LEAST_UNITS = 2.0**30  # of the deviation of a sum's noise; at most four times as many
@@ -76,15 +76,13 @@ class ClientNoise:
                 "false, or privacy to none."
             )
 
-    def sums(self, reduce: Mapping[str, Reducer]) -> dict[str, Sum]:
+    def sums(self, reduce: Mapping[str, Mean | Sum]) -> dict[str, Sum]:
         """Return the reducers of the contributions: sums in float64, of clients that weigh 1.
 
-        Args:
-            reduce: the method's reducer of each part, a `Mean` or `Sum`.
+        `reduce` has the method's reducer of each part.
         """
         found = {}
         for name, reducer in reduce.items():
-            assert isinstance(reducer, Mean | Sum), "secure sums refuse other reducers"
             deviation = self.mechanism.deviation(name, len(reduce))
             largest = self.mechanism.largest(name, reducer.limit)
             limit = max(largest, deviation * _LEAST_UNITS / self.population)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from fedshot.core import tree
 from fedshot.core.seeds import Key
@@ -48,7 +49,6 @@ from fedshot.privacy.secure_sums.neighbourhoods import (
 from fedshot.privacy.secure_sums.ring import Layout, encode, to_bytes
 from fedshot.privacy.secure_sums.shamir import SECRET_BYTES, SHARE_BYTES, split
 from fedshot.protocol.exchange import MASKED, Arrival, Exchange, Fault, Fleet, Masking, Reply
-from fedshot.protocol.reducers import Mean, Reducer, Sum
 
 KEYS, SHARES, UNMASK = STEPS = ("advertise_keys", "share_secrets", "unmask")
 """Names of the steps that precede and follow the masked uploads."""
@@ -154,7 +154,8 @@ class MaskingClients(Wrapper):
             reply, found = None, Fault("refused", reason)
         if found is not None and found.kind == "refused" and self._noise is not None:
             # That a client is refused would say something of its data: it contributes zeros.
-            reply = Reply(_zeros(exchange.masking.reduce), {}, 1.0)
+            like = {name: reducer.like for name, reducer in exchange.masking.reduce.items()}
+            reply = Reply(tree.map(_zeros, like), {}, 1.0)
         if reply is None:
             return Arrival(client, None, found)
         try:
@@ -305,13 +306,8 @@ def _signed(context: str, client: int, *keys: bytes) -> bytes:
     return json.dumps(["fedshot secure sums", context, client, *map(bytes.hex, keys)]).encode()
 
 
-def _zeros(reduce: Mapping[str, Reducer]) -> dict[str, Tree]:
-    """Return the parts of a reply, by name, filled with zeros."""
-    found = {}
-    for name, reducer in reduce.items():
-        assert isinstance(reducer, Mean | Sum), "secure sums refuse other reducers"
-        found[name] = tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype), reducer.like)
-    return found
+def _zeros(like: Tensor) -> Tensor:
+    return torch.zeros(like.shape, dtype=like.dtype)  # on the CPU, also if `like` has no data
 
 
 def unmasked(exchange: Exchange) -> Exchange:

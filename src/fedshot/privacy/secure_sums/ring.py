@@ -29,7 +29,6 @@ from fedshot.protocol.reducers import (
     FixedPoint,
     Grid,
     Mean,
-    Reducer,
     Sum,
 )
 
@@ -89,10 +88,10 @@ class Layout:
     bits: int
 
     @classmethod
-    def of(cls, reduce: Mapping[str, Reducer], cohort: int) -> Layout:
+    def of(cls, reduce: Mapping[str, Mean | Sum], cohort: int) -> Layout:
         """Return the layout for the parts of replies that `reduce` combines, as in `encode`."""
         each, grids = [np.zeros(0, bool)], list[Grid]()
-        for reducer in _sorted(reduce).values():
+        for _, reducer in sorted(reduce.items()):
             grid = reducer.grid or Grid(1, {})
             each += [
                 np.full(leaf.numel(), path in grid.ranges)
@@ -148,12 +147,11 @@ def from_bytes(scalar: torch.Tensor) -> int:
     return int.from_bytes(bytes(scalar.tolist()), "little")
 
 
-def encode(reduce: Mapping[str, Reducer], cohort: int, reply: Reply) -> Element:
+def encode(reduce: Mapping[str, Mean | Sum], cohort: int, reply: Reply) -> Element:
     """Return a reply as an element: its parts, its weight, and its metrics times its weight.
 
     Args:
-        reduce: a `Mean` or `Sum` for each part of the reply. Its `fault` must have accepted the
-            part.
+        reduce: the reducer of each part of the reply. Its `fault` must have accepted the part.
         cohort: number of clients whose replies may be added.
         reply: the reply, on the CPU.
     """
@@ -166,7 +164,11 @@ def encode(reduce: Mapping[str, Reducer], cohort: int, reply: Reply) -> Element:
 
 
 def decode(
-    reduce: Mapping[str, Reducer], cohort: int, metrics: Sequence[str], total: Element, clients: int
+    reduce: Mapping[str, Mean | Sum],
+    cohort: int,
+    metrics: Sequence[str],
+    total: Element,
+    clients: int,
 ) -> tuple[dict[str, Tree], float, dict[str, float]]:
     """Return the reduced parts, the sum of the weights, and the means of the metrics.
 
@@ -192,18 +194,9 @@ def decode(
     return parts, float(weight), means
 
 
-def _sums(reduce: Mapping[str, Reducer], cohort: int) -> dict[str, FixedPoint]:
+def _sums(reduce: Mapping[str, Mean | Sum], cohort: int) -> dict[str, FixedPoint]:
     """Begin the sum of each part, sorted by name."""
-    return {name: reducer.start(cohort) for name, reducer in _sorted(reduce).items()}
-
-
-def _sorted(reduce: Mapping[str, Reducer]) -> dict[str, Mean | Sum]:
-    found = dict[str, Mean | Sum]()
-    for name in sorted(reduce):
-        reducer = reduce[name]
-        assert isinstance(reducer, Mean | Sum), "secure sums refuse other reducers"
-        found[name] = reducer
-    return found
+    return {name: reducer.start(cohort) for name, reducer in sorted(reduce.items())}
 
 
 def _integer(value: float) -> int:

@@ -76,9 +76,6 @@ class SecureSums:
         """Return the outcome. Raises ConfigError if the exchange does not only add replies."""
         if exchange.phase == "evaluate":
             return reduce_replies(fleet, exchange)
-        for name, reducer in exchange.reduce.items():
-            if not isinstance(reducer, Mean | Sum):
-                raise needs_each(exchange.work.method.name, exchange.work.name, name)
         if self.ranges is not None:
             exchange = self.ranges.in_grids(exchange)
         outcome = _OneSum(fleet, exchange, self.threshold, self.noise).outcome()
@@ -95,9 +92,11 @@ class _OneSum:
     def __init__(
         self, fleet: Fleet, exchange: Exchange, threshold: float, noise: ClientNoise | None
     ) -> None:
-        self.sums, self.scale = exchange.reduce, len(exchange.to)
+        self.reduce = _only_sums(exchange)
+        self.sums: Mapping[str, Mean | Sum] = self.reduce
+        self.scale = len(exchange.to)
         if noise is not None:
-            self.sums, self.scale = noise.sums(exchange.reduce), noise.population
+            self.sums, self.scale = noise.sums(self.reduce), noise.population
         self.fleet, self.exchange, self.threshold = fleet, exchange, threshold
         self.context, self.faults = context_of(exchange), dict[int, Fault]()
         self.least = needed(threshold, len(exchange.to))
@@ -178,8 +177,8 @@ class _OneSum:
         Clients whose metrics have other names than those of most count as refused.
         """
         exchange = self.exchange
-        masking = Masking(frozenset(sent), len(exchange.to), exchange.reduce)
-        reduce = {MASKED: _MaskedReplies(Layout.of(exchange.reduce, masking.cohort))}
+        masking = Masking(frozenset(sent), len(exchange.to), self.reduce)
+        reduce = {MASKED: _MaskedReplies(Layout.of(self.reduce, masking.cohort))}
         got = reduce_replies(
             self.fleet, replace(exchange, to=tuple(sent), reduce=reduce, masking=masking)
         )
@@ -304,6 +303,16 @@ class _MaskedReplySums:
 
     def result(self) -> dict[Names, tuple[Element, list[int]]]:
         return self._sums
+
+
+def _only_sums(exchange: Exchange) -> dict[str, Mean | Sum]:
+    """Return the reducers of an exchange. Raises ConfigError for one that keeps replies apart."""
+    found = dict[str, Mean | Sum]()
+    for name, reducer in exchange.reduce.items():
+        if not isinstance(reducer, Mean | Sum):
+            raise needs_each(exchange.work.method.name, exchange.work.name, name)
+        found[name] = reducer
+    return found
 
 
 def _flaw(keys: Tree) -> str | None:
