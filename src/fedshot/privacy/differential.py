@@ -36,9 +36,9 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.protocol.reducers import Mean, Sum
 
-# An epsilon above 100, or noise below 0.1, would hide nothing.
+# An epsilon above 100, or a noise multiplier below 0.1, would hide nothing.
 Epsilon: TypeAlias = Annotated[float, Field(gt=0, le=100)]
-LEAST_NOISE = 0.1  # a smaller multiplier hides nothing
+LEAST_NOISE = 0.1
 Noise: TypeAlias = Annotated[float, Field(ge=LEAST_NOISE)]
 Delta: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 Quantile: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
@@ -248,12 +248,13 @@ class _NoisySum:
                 drawn = torch.from_numpy(reducer.normals(leaf.numel())).reshape(leaf.shape)
                 leaf.add_((drawn * scale).round().long())
         self._sum.weight = Fraction(reducer.clients)
-        return tree.map(_typed, self._sum.result(), reducer.of.like)
+        return tree.map(typed, self._sum.result(), reducer.of.like)
 
 
 def _floating(leaf: Tensor) -> Tensor:
     return leaf if leaf.is_floating_point() else leaf.double()
 
 
-def _typed(found: Tensor, like: Tensor) -> Tensor:
-    return found if like.is_floating_point() else found.round().to(like.dtype)
+def typed(found: Tensor, like: Tensor) -> Tensor:
+    """Return floats in the dtype of `like`; they are rounded if it is an integer."""
+    return (found if like.is_floating_point() else found.round()).to(like.dtype)

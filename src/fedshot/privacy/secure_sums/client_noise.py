@@ -38,7 +38,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.dataset import Ints
-from fedshot.privacy.differential import Mechanism, Noisy
+from fedshot.privacy.differential import Mechanism, Noisy, typed
 from fedshot.privacy.private_clients import PrivateClients
 from fedshot.privacy.secure_sums.neighbourhoods import needed
 from fedshot.protocol.clients import Clients
@@ -147,11 +147,7 @@ class NoisyClients(PrivateClients):
 
 def _finished(reducer: Noisy, total: Tree) -> Tree:
     by = reducer.clients if isinstance(reducer.of, Mean) else 1
-
-    def typed(found: Tensor, like: Tensor) -> Tensor:
-        return (found / by if like.is_floating_point() else found.round()).to(like.dtype)
-
-    return tree.map(typed, total, reducer.of.like)
+    return tree.map(lambda found, like: typed(found / by, like), total, reducer.of.like)
 
 
 def _float64(leaf: Tensor) -> Tensor:
