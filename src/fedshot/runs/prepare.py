@@ -156,7 +156,7 @@ class FederatedDataset:
         )
         self.clients = [c for c in range(len(self.client_split.train)) if c not in self.left_out]
 
-    @property
+    @cached_property
     def base_classes(self) -> tuple[int, ...]:
         """The class numbers of the training classes."""
         return self.classes_of(self.rows.base)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +284,7 @@ class ServerTestRun(PreparedRun):
         flat, notes, _ = storage.read(path)
         found = {name: leaf.numpy() for name, leaf in flat.items()}
         try:
-            self._base = tuple(int(c) for c in notes["base"])
+            self.base_classes = tuple(int(c) for c in notes["base"])
             self.dataset = _full_dataset(found, notes)
             self.rows = RowSplit(_NONE, found["validation"], found["novel"])
             self.client_split = ClientSplit(Partition.of([_NONE] * int(notes["clients"])))
@@ -299,17 +298,8 @@ class ServerTestRun(PreparedRun):
         self.config = _with_encoder(config, notes.get("encoder"), path)
         agreed = ("name", "class_names", "shape", "dataset", "deal", "words", "encoder", "original")
         self.notes = {name: notes[name] for name in agreed if name in notes}
+        self.partition_digest = str(self.notes.get("deal", ""))  # "": each host packed its own data
         self.clients = [c for c in range(len(self.client_split.train)) if c not in self.left_out]
-
-    @cached_property
-    def partition_digest(self) -> str:
-        """SHA-256 of the client split; "" if each host packed its own data."""
-        return str(self.notes.get("deal", ""))
-
-    @property
-    def base_classes(self) -> tuple[int, ...]:
-        """The class numbers of the base classes."""
-        return self._base
 
 
 def _with_encoder(config: Config, held: str | None, path: Path) -> Config:
