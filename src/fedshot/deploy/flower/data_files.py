@@ -32,6 +32,8 @@ from fedshot.data.tokens import PADDING, Table, Tokens, Words
 from fedshot.runs.prepare import FederatedDataset, PreparedRun
 
 _NAME = re.compile(r"client-(\d{6,})\.safetensors")
+_TESTS = "tests.safetensors"
+_NONE = np.zeros(0, np.int64)
 
 
 def path_of(folder: Path, client: int) -> Path:
@@ -41,8 +43,7 @@ def path_of(folder: Path, client: int) -> Path:
 
 def notes_of(dataset: Dataset, partition: Partition) -> dict[str, Any]:
     """Return the metadata that all files of a client split share."""
-    hashes = {"dataset": dataset.digest, "deal": partition.digest}
-    return kind_of(dataset) | hashes
+    return kind_of(dataset) | {"dataset": dataset.digest, "deal": partition.digest}
 
 
 def kind_of(dataset: Dataset) -> dict[str, Any]:
@@ -110,10 +111,19 @@ def write_client(
     folder: Path, dataset: Dataset, rows: Ints, client: int, metadata: Mapping[str, Any]
 ) -> None:
     """Write the data file of a client, which holds these rows of a dataset."""
-    folder.mkdir(parents=True, exist_ok=True)
-    arrays = samples_of(dataset, rows)
+    _write(path_of(folder, client), samples_of(dataset, rows), metadata)
+
+
+def _write(path: Path, arrays: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     content = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    storage.write(path_of(folder, client), content, metadata, sync=True)
+    storage.write(path, content, metadata, sync=True)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arrays and the metadata of a file."""
+    content, metadata, _ = storage.read(path)
+    return {name: leaf.numpy() for name, leaf in content.items()}, metadata
 
 
 def samples_of(dataset: Dataset, rows: Ints) -> dict[str, Any]:
@@ -158,9 +168,9 @@ def read_shards(folder: Path, clients: Sequence[int] | None = None) -> NodeData:
             f"{path_of(folder, missing[0])} does not exist. Copy it there, or leave the client out "
             "of --clients."
         )
-    read = [storage.read(path_of(folder, client)) for client in wanted]
-    notes: dict[str, Any] = read[0][1]
-    for client, (_, other, _) in zip(wanted, read, strict=True):
+    read = [_read(path_of(folder, client)) for client in wanted]
+    parts, notes = [arrays for arrays, _ in read], read[0][1]
+    for client, (_, other) in zip(wanted, read, strict=True):
         differing = [name for name in ("class_names", "shape", "deal", "cut", "words", "encoder")
                      if other.get(name) != notes.get(name)]  # fmt: skip
         if differing:
@@ -169,12 +179,11 @@ def read_shards(folder: Path, clients: Sequence[int] | None = None) -> NodeData:
                 f"{', '.join(differing)} differ. Write both with one `fedshot flower partition`, "
                 "or pack them with one configuration."
             )
-    parts = [{name: leaf.numpy() for name, leaf in flat.items()} for flat, _, _ in read]
     try:
         dataset = _concatenate(parts, notes)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{folder}: a client's file is incomplete: {error}") from None
-    rows, start = [np.zeros(0, np.int64)] * (wanted[-1] + 1), 0
+    rows, start = [_NONE] * (wanted[-1] + 1), 0
     for client, part in zip(wanted, parts, strict=True):
         rows[client] = np.arange(start, start + len(part["y"]), dtype=np.int64)
         start += len(part["y"])
@@ -208,10 +217,6 @@ def _one_table(texts: Sequence[Tokens]) -> tuple[Words, Table]:
                 rows.append(vector)
         ids.append(renumbered[one.ids])
     return np.concatenate(ids), np.stack(rows)
-
-
-_FILE = "tests.safetensors"
-_NONE = np.zeros(0, np.int64)
 
 
 def write_server_tests(folder: Path, federated: FederatedDataset) -> None:
@@ -251,7 +256,6 @@ def write_tests(
         clients: number of clients.
         notes: further metadata, such as hashes of dataset and client split, or clients left out.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     seen = np.union1d(rows.validation, rows.novel)
     arrays = samples_of(dataset, seen)
     arrays |= {"rows": seen, "validation": rows.validation, "novel": rows.novel}
@@ -263,8 +267,7 @@ def write_tests(
         "clients": clients,
         **notes,
     }
-    content = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    storage.write(folder / _FILE, content, metadata, sync=True)
+    _write(folder / _TESTS, arrays, metadata)
 
 
 class ServerTestRun(PreparedRun):
@@ -276,13 +279,12 @@ class ServerTestRun(PreparedRun):
     """
 
     def _load(self, config: Config, data_dir: str | None) -> None:
-        path = Path(data_dir or ".") / _FILE
+        path = Path(data_dir or ".") / _TESTS
         if not path.is_file():
             raise DataError(
                 f"{path} does not exist. `fedshot flower partition` writes it, or `pack`."
             )
-        flat, notes, _ = storage.read(path)
-        found = {name: leaf.numpy() for name, leaf in flat.items()}
+        found, notes = _read(path)
         try:
             self.base_classes = tuple(int(c) for c in notes["base"])
             self.dataset = _full_dataset(found, notes)
