@@ -73,7 +73,7 @@ def test_hosts_with_other_classes_number_them_alike(tmp_path: Path) -> None:
         assert np.array_equal(together.dataset.pixels[rows], held.pixels)
         mine = [ALL[c] for c in together.dataset.y[rows]]
         assert mine == [held.class_names[c] for c in held.y]
-    assert Classes.of(config()).base == (1, 4, 6)
+    assert Classes.of(config()).parts["base"] == (1, 4, 6)
 
 
 def test_a_packed_client_draws_what_it_would_draw_where_all_data_are_in_one_place(

@@ -34,12 +34,10 @@ _MAX_NAMED = 5  # unknown classes that are named in the report
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of all hosts: sorted names, and class numbers by part of the split."""
+    """The classes of all hosts: sorted names, and sorted class numbers by part of the split."""
 
     names: tuple[str, ...]
-    base: tuple[int, ...]
-    validation: tuple[int, ...]
-    novel: tuple[int, ...]
+    parts: Mapping[str, tuple[int, ...]]
 
     @classmethod
     def of(cls, config: Config) -> Classes:
@@ -72,7 +70,7 @@ class Classes:
         if twice is not None:
             raise ConfigError(f"the split names class {twice!r} twice. Remove it from one place.")
         numbers = {name: c for c, name in enumerate(names)}
-        return cls(names, *(tuple(sorted(numbers[n] for n in parts[part])) for part in _PARTS))
+        return cls(names, {part: tuple(sorted(numbers[n] for n in parts[part])) for part in _PARTS})
 
     def of_part(self, dataset: Dataset, parts: Sequence[str]) -> tuple[Dataset, list[str]]:
         """Return the examples of these parts of the split, and remarks for the user.
@@ -82,7 +80,7 @@ class Classes:
         """
         numbers = {name: c for c, name in enumerate(self.names)}
         common = np.array([numbers.get(_plain(n), -1) for n in dataset.class_names], np.int64)
-        wanted = np.isin(common, list(chain(*(getattr(self, part) for part in parts))))
+        wanted = np.isin(common, list(chain(*(self.parts[part] for part in parts))))
         rows = np.flatnonzero(wanted[dataset.y])
         remarks = self._remarks(dataset, common, wanted)
         if not len(rows):
@@ -177,19 +175,19 @@ def pack_tests(
     dataset, remarks = classes.of_part(dataset, ["validation", "novel"])
     held = np.bincount(dataset.y, minlength=dataset.n_classes)
     for part in ("validation", "novel"):
-        for c in getattr(classes, part):
+        for c in classes.parts[part]:
             if not held[c]:
                 raise DataError(
                     f"{dataset.name} has no example of {classes.names[c]!r}, which split.{part} "
                     "names. Add some, or remove the class from the split on all hosts."
                 )
-    rows = RowSplit(*(dataset.images_of(getattr(classes, part)) for part in _PARTS))
+    rows = RowSplit(*(dataset.images_of(classes.parts[part]) for part in _PARTS))
     notes = {"dataset": dataset.digest, **notes}
     with TemporaryDirectory() as trial:  # raises an error if the tests cannot be formed
-        write_tests(Path(trial), dataset, rows, classes.base, n, notes)
+        write_tests(Path(trial), dataset, rows, classes.parts["base"], n, notes)
         ServerTestRun(config, trial)
     make_private_folder(folder)
-    write_tests(folder, dataset, rows, classes.base, n, notes)
+    write_tests(folder, dataset, rows, classes.parts["base"], n, notes)
     seen = [f"{count(len(part), 'example')} of {name} classes"
             for part, name in ((rows.validation, "validation"), (rows.novel, "novel"))]  # fmt: skip
     return [*remarks, f"tests for {count(n, 'client')}: {' and '.join(seen)}"]
