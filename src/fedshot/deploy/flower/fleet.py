@@ -29,7 +29,7 @@ from fedshot.core.console import warning
 from fedshot.core.errors import CheckpointError
 from fedshot.core.records import Whole
 from fedshot.core.serialised import LIMITS, CodecError, Limits, short
-from fedshot.deploy.flower.masking_request import masking_to_json
+from fedshot.deploy.flower.masking_request import masking_to_json, reducer_name
 from fedshot.deploy.flower.messages import COMMON, SMALL, Incoming, WireMessage
 from fedshot.deploy.flower.node_registry import (
     HELLO_SECONDS,
@@ -45,13 +45,11 @@ from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.guard import MAX_METRICS, METRIC_NAME
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Fleet, PerClient, Reply
-from fedshot.protocol.reducers import NOT_FINITE, Gather, Mean, Sum
+from fedshot.protocol.reducers import NOT_FINITE, Mean
 
 _MAX_REPLY = 32 << 20  # bytes of a reply, unless that of one client has more
 _MAX_ORDERS = 200  # a node with more pending orders gets no work
 _MAX_UNKNOWN = 200  # total length of the names of unknown parts
-_REDUCERS: dict[str, type[Any]] = {"mean": Mean, "sum": Sum, "gather": Gather}  # names in messages
-_BY_CLASS = "mean by class"  # name of a `Mean` whose rows belong to classes
 
 
 class FlowerFleet(Wrapper):
@@ -302,10 +300,8 @@ class FlowerFleet(Wrapper):
             wire_message.head["work"]["masking"] = masking_to_json(exchange.masking)
         elif self._names_reducers:
             wire_message.head["work"]["parts"] = {
-                name: _BY_CLASS if isinstance(reducer, Mean) and reducer.by_class
-                else next(kind for kind, cls in _REDUCERS.items() if isinstance(reducer, cls))
-                for name, reducer in exchange.reduce.items()
-            }  # fmt: skip
+                name: reducer_name(reducer) for name, reducer in exchange.reduce.items()
+            }
         return wire_message, clients
 
     def _as_of(self, exchange: Exchange, node: Node) -> list[Any] | None:

@@ -1,4 +1,4 @@
-"""The request to mask replies in a secure sum, as JSON in the head of a message to a node."""
+"""Reducers in the head of a message to a node: their names, and a request to mask replies."""
 
 from __future__ import annotations
 
@@ -11,11 +11,24 @@ from fedshot.core.serialised import CodecError, Form, Limits, build, form_of
 from fedshot.core.tree import Tree
 from fedshot.protocol.compressors import is_large
 from fedshot.protocol.exchange import Masking
-from fedshot.protocol.reducers import MIN_RANGE, Grid, Mean, Sum
+from fedshot.protocol.reducers import MIN_RANGE, Gather, Grid, Mean, Reducer, Sum
 
 _DTYPES = {str(t).removeprefix("torch."): t for t in (
     torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64
 )}  # fmt: skip
+
+
+REDUCERS: dict[str, Reducer] = {
+    "mean": Mean({}), "mean by class": Mean({}, by_class=True), "sum": Sum({}), "gather": Gather(),
+}  # fmt: skip
+"""Reducers by name; they decide which parts an attack changes, and which are compressed."""
+
+
+def reducer_name(reducer: Reducer) -> str:
+    """Return the name of a reducer in `REDUCERS`."""
+    if isinstance(reducer, Mean) and reducer.by_class:
+        return "mean by class"
+    return next(name for name, one in REDUCERS.items() if isinstance(reducer, type(one)))
 
 
 def masking_to_json(masking: Masking) -> dict[str, Any]:

@@ -15,7 +15,6 @@ Flower.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -24,7 +23,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.serialised import LIMITS, CodecError, Limits, short
 from fedshot.core.tree import Tree
 from fedshot.deploy.flower.data_files import NodeData
-from fedshot.deploy.flower.masking_request import masking_from_json
+from fedshot.deploy.flower.masking_request import REDUCERS, masking_from_json
 from fedshot.deploy.flower.messages import COMMON, WireMessage
 from fedshot.deploy.flower.node_registry import NO_SEAL, Seal, SealRecord, checked_seal
 from fedshot.deploy.flower.policy import NO_BOUNDS, Policy, PolicyError, append_to_log
@@ -65,20 +64,12 @@ from fedshot.privacy.secure_sums.masking_clients import (
 )
 from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Fault, Masking, PerClient
 from fedshot.protocol.method import Method
-from fedshot.protocol.reducers import Gather, Mean, Reducer, Sum
 from fedshot.runs.experiment import MAY_CHANGE, fleet_for
 from fedshot.runs.private_runs import client_noise
 from fedshot.runs.recorder import environment
 
 _SET_ASIDE = "before-"  # prefix of set-aside folders, "before-<last committed round>-<session>"
-
-
 _ONE_THREAD = RunOptions(threads=1)
-# What a message calls the reducers, which decide which parts an attack changes, and which are
-# compressed.
-_REDUCERS: dict[str, Reducer] = {
-    "mean": Mean({}), "mean by class": Mean({}, by_class=True), "sum": Sum({}), "gather": Gather(),
-}  # fmt: skip
 
 
 class _SessionRecord(TypedDict):
@@ -233,9 +224,8 @@ class ClientRuntime:
             version = (int(work["version"][0]), int(work["version"][1]))
             as_of = checked_seal(work["as_of"]) if work.get("as_of") else None
             key = _key(work["key"])
-            reduce = {
-                str(part): _REDUCERS[kind] for part, kind in dict(work.get("parts", {})).items()
-            }
+            parts = dict(work.get("parts", {}))
+            reduce = {str(part): REDUCERS[kind] for part, kind in parts.items()}
         step = name in STEPS
         client_work = ClientWork(None if step else self._method, name)
         if not step and not client_work.exists:
@@ -396,8 +386,7 @@ class Worker:
                 run=short(setup.get("run"), 40) if isinstance(setup, dict) else "",
                 work={name: short(work[name], 60)
                       for name in ("name", "phase", "version", "clients") if name in work},
-                up={"clients": len(reply.blocks),
-                    "bytes": sum(len(block) for block in reply.blocks.values())},
+                up={"clients": len(reply.blocks), "bytes": reply.nbytes},
                 seconds=round(reply.head.get("seconds", 0.0), 3),
                 refused=short(reply.head.get("refused", reply.head.get("failed", ""))),
             )  # fmt: skip
@@ -513,7 +502,7 @@ def without_paths(text: str, *roots: Path) -> str:
     """
     found = [str(root) for root in roots]
     for place in (Path.cwd, Path.home):
-        with contextlib.suppress(OSError, RuntimeError):  # there may be no such folder any more
+        with suppress(OSError, RuntimeError):  # there may be no such folder any more
             found.append(str(place()))
     for root in found:
         text = text.replace(f"{root}{os.sep}", "")
