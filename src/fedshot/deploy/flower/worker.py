@@ -32,7 +32,6 @@ import torch
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from fedshot.config.load import Config
 from fedshot.config.registry import difference
 from fedshot.config.schema import RunOptions
 from fedshot.core import records, storage
@@ -118,18 +117,21 @@ class ClientRuntime:
 
     @classmethod
     def of(
-        cls, setup: Setup, config: Config, data: NodeData, folder: Path, *,
+        cls, setup: Setup, data: NodeData, folder: Path, *,
         workers: int, device: str, tell: Callable[[str], None],
         signatures: Signatures | None = None, policy: Policy = NO_BOUNDS,
     ) -> ClientRuntime:  # fmt: skip
-        """Return the runtime for a run that a server has announced; `config` is `setup.config()`.
+        """Return the runtime for a run that a server has announced.
 
         `workers` and `device` are as in `Worker`; the other arguments are as in the class.
 
         Raises:
-            ConfigError: the node's data do not fit the run.
+            PolicyError: the policy does not allow the run.
+            ConfigError: the configuration is invalid, or the node's data do not fit the run.
             CheckpointError: the folder holds a run of the same name with another configuration.
         """
+        config = setup.config()
+        policy.check_run(config, setup.clients)  # before any file is written
         setup.check(data)
         _check_settings(folder / "settings.json", config.settings)
         method = config.method(config.model.build(data.dataset), setup.classes, setup.clients)
@@ -417,10 +419,8 @@ class Worker:
         key = setup.key()
         held = self._runtimes.get(setup.run)
         if held is None or held[0] != key:
-            config, folder = setup.config(), self._folder / setup.run
-            self._policy.check_run(config, setup.clients)  # before any file is written
             held = key, ClientRuntime.of(
-                setup, config, self._data, folder,
+                setup, self._data, self._folder / setup.run,
                 workers=self._workers, device=self._device, tell=self._tell,
                 signatures=self._signatures, policy=self._policy,
             )  # fmt: skip
