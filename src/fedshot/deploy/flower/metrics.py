@@ -257,10 +257,6 @@ def serving(address: str, metrics: Metrics, tell: Callable[[str], None]) -> Iter
         server.server_close()
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
 class _Server(ThreadingHTTPServer):
     """Answers at most `_MAX_REQUESTS` requests at a time, and closes further connections."""
 
@@ -270,7 +266,7 @@ class _Server(ThreadingHTTPServer):
         handler: type[BaseHTTPRequestHandler],
         tell: Callable[[str], None],
     ) -> None:
-        self.address_family = _family(address[0])
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._tell, self._free = tell, threading.BoundedSemaphore(_MAX_REQUESTS)
         super().__init__(address, handler)
 
