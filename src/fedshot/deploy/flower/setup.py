@@ -6,7 +6,6 @@ train, never which files to read.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -88,10 +87,6 @@ class Setup:
             first = error.errors(include_url=False, include_input=False)[0]
             key = ".".join(map(str, first["loc"]))
             raise CodecError(short(f"setup.{key} is invalid: {first['msg']}")) from None
-
-    def key(self) -> str:
-        """Return a string that identifies the setup; only equal setups have equal strings."""
-        return json.dumps(self.to_json(), sort_keys=True)
 
     def config(self) -> Config:
         """Return the checked configuration. Raises ConfigError if it is invalid."""

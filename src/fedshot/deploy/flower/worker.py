@@ -353,7 +353,7 @@ class Worker:
         self._limits, self._workers, self._device, self._tell = limits, workers, device, tell
         self._policy, self._keeps_log = policy or NO_BOUNDS, policy is not None
         self._signatures = signatures
-        self._runtimes: dict[str, tuple[str, ClientRuntime]] = {}  # run id -> setup key, runtime
+        self._held: tuple[Setup, ClientRuntime] | None = None  # of the last run; others are on disk
 
     def handle(self, wire_message: WireMessage) -> WireMessage:
         """Return the reply to a message; errors are logged and named in the reply."""
@@ -416,16 +416,13 @@ class Worker:
         reply.head |= runtime.state
 
     def _runtime(self, setup: Setup) -> ClientRuntime:
-        key = setup.key()
-        held = self._runtimes.get(setup.run)
-        if held is None or held[0] != key:
-            held = key, ClientRuntime.of(
+        if self._held is None or self._held[0] != setup:
+            self._held = setup, ClientRuntime.of(
                 setup, self._data, self._folder / setup.run,
                 workers=self._workers, device=self._device, tell=self._tell,
                 signatures=self._signatures, policy=self._policy,
             )  # fmt: skip
-            self._runtimes = {setup.run: held}  # the states of other runs stay on disk
-        return held[1]
+        return self._held[1]
 
 
 def run_work(
