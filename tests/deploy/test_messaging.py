@@ -24,7 +24,6 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedshot.core.errors import ServerGoneError
 from fedshot.core.serialised import Limits
@@ -36,12 +35,7 @@ from fedshot.deploy.flower.wire import set_message_id
 LIMITS = Limits(message=1 << 22, head=1 << 16)
 Prediction = Callable[[Message], "Message | None"]
 
-
-@pytest.fixture(autouse=True)
-def a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower makes messages only in a process that has a run."""
-    for name in ("run_id", "task_id", "node_id"):
-        monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
+pytestmark = pytest.mark.usefixtures("flower_run")
 
 
 class Office:

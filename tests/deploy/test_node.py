@@ -20,7 +20,6 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedshot.core.errors import BusyError, ConfigError
 from fedshot.core.locks import only_one
@@ -41,10 +40,7 @@ class EndError(Exception):
 
 
 @pytest.fixture(autouse=True)
-def a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower makes messages only in a process that has a run; and nobody here sleeps."""
-    for name in ("run_id", "task_id", "node_id"):
-        monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
+def nobody_sleeps(flower_run: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes.time, "sleep", lambda _: None)
 
 

@@ -29,7 +29,6 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.primitives.asymmetric import sign_message
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedshot.core import tree
 from fedshot.core.serialised import LIMITS, CodecError, Limits
@@ -41,12 +40,7 @@ from fedshot.deploy.flower.wire import fetch, limit_responses, set_message_id
 
 MB = 1 << 20
 
-
-@pytest.fixture(autouse=True)
-def a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower makes messages only in a process that has a run."""
-    for name in ("run_id", "task_id", "node_id"):
-        monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
+pytestmark = pytest.mark.usefixtures("flower_run")
 
 
 def sent(record: RecordDict) -> tuple[Message, dict[str, bytes]]:
