@@ -269,13 +269,17 @@ def test_of_a_node_the_gate_takes_one_reply_of_its_own() -> None:
     assert not is_reply(b"\xff" * 9)
 
 
-def test_a_large_body_is_read_of_a_registered_key_that_has_signed_alone() -> None:
-    key, other, stamp = new_key(), new_key(), b"2026-01-01T00:00:00+00:00"
-    public = public_bytes(key.public_key())
+def behind_the_gate(public: bytes) -> Any:
+    """Return what the gate asks of Flower: a server with one registered key."""
     state = SimpleNamespace(get_node_id_by_public_key={public: 7}.get)
-    app = SimpleNamespace(
+    return SimpleNamespace(
         state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: state))
     )
+
+
+def test_a_large_body_is_read_of_a_registered_key_that_has_signed_alone() -> None:
+    key, other, stamp = new_key(), new_key(), b"2026-01-01T00:00:00+00:00"
+    app = behind_the_gate(public_bytes(key.public_key()))
 
     def signed(by: Any, length: int, **more: Any) -> bool:
         named = public_bytes(more.get("named", by).public_key())
@@ -309,10 +313,6 @@ def test_without_a_signature_no_body_above_64_kb_is_read(
 ) -> None:
     """Whatever the request says of its length, and a registered key that anybody can name."""
     public = public_bytes(new_key().public_key())
-    state = SimpleNamespace(get_node_id_by_public_key={public: 7}.get)
-    app = SimpleNamespace(
-        state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: state))
-    )
     left, answers, handed = 1 << 16 if status == 200 else 9 * MB, [], []
     whole = left
 
@@ -329,7 +329,8 @@ def test_without_a_signature_no_body_above_64_kb_is_read(
         handed.append((await receive())["body"])
         await send({"status": 200})
 
-    scope = {"type": "http", "path": "/v1/fleet/push-object", "method": method, "app": app,
+    scope = {"type": "http", "path": "/v1/fleet/push-object", "method": method,
+             "app": behind_the_gate(public),
              "headers": [(b"flwr-public-key", b64encode(public)), *headers.items()]}  # fmt: skip
     asyncio.run(Gate(behind, "t" * 32, LIMITS, keys=True)(scope, receive, send))
     assert answers[0] == status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from fedshot.cli.main import main
 from fedshot.data.dataset import Dataset
 from fedshot.data.sources.digits import Digits
 from fedshot.deploy.flower.data_files import clients_in
+from fedshot.deploy.flower.server_folder import free_port
 
 from .local_federation import LONG, alone, program, until, weights, written
 
@@ -47,12 +47,6 @@ def saved(path: Path, data: Dataset, rows: Any, users: Any = None) -> dict[str, 
     y = np.searchsorted(there, data.y[rows])
     np.savez(path, x=data.pixels[rows], y=y, class_names=names, **parts)
     return {"data": {"name": "npz", "path": str(path)}}
-
-
-def free_port() -> int:
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return int(tried.getsockname()[1])
 
 
 def run(*words: object) -> str:
