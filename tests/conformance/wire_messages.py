@@ -6,7 +6,7 @@ Whatever a method sends must survive serialisation; the node handles messages as
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from fedshot.conformance.small import CLIENTS, FederationHost
 from fedshot.core.serialised import LIMITS
@@ -44,16 +44,23 @@ class Direct:
                 yield Incoming(number, written(reply))
 
     def answer(self, wire_message: WireMessage) -> WireMessage:
-        reply, head = WireMessage({"seconds": 0.0}), wire_message.head
-        if head.get("hello"):
-            reply.head |= {"name": "node", "clients": list(range(CLIENTS))}
-            return reply
-        self.runtime.start_session(head["life"], tuple(head["base"]))
-        self.runtime.apply_orders(head["orders"])
-        if "work" in head:
-            run_work(self.runtime, wire_message, reply, LIMITS)
-        reply.head |= self.runtime.state
+        return answer(self.runtime, range(CLIENTS), wire_message)
+
+
+def answer(
+    runtime: ClientRuntime, clients: Collection[int], wire_message: WireMessage
+) -> WireMessage:
+    """Return the reply of a node that holds these clients."""
+    reply, head = WireMessage({"seconds": 0.0}), wire_message.head
+    if head.get("hello"):
+        reply.head["clients"] = list(clients)
         return reply
+    runtime.start_session(head["life"], tuple(head["base"]))
+    runtime.apply_orders(head["orders"])
+    if "work" in head:
+        run_work(runtime, wire_message, reply, LIMITS)
+    reply.head |= runtime.state
+    return reply
 
 
 def written(wire_message: WireMessage) -> WireMessage:

@@ -15,7 +15,7 @@ import pytest
 
 from conformance.cases import EPISODE
 from conformance.synthetic_method import SyntheticMethod
-from conformance.wire_messages import written
+from conformance.wire_messages import answer, written
 from covering import slow
 from fedshot.conformance.small import CLASSES, CLIENTS, DATASET, PARTITION, SHAPE
 from fedshot.core import tree
@@ -91,20 +91,7 @@ class Net:
                 yield Incoming(number, written(reply))
 
     def answer(self, number: int, wire_message: WireMessage) -> WireMessage:
-        runtime, head, reply = (
-            self.runtimes[number],
-            wire_message.head,
-            WireMessage({"seconds": 0.0}),
-        )
-        if head.get("hello"):
-            reply.head["clients"] = list(HOMES[number])
-            return reply
-        runtime.start_session(head["life"], tuple(head["base"]))
-        runtime.apply_orders(head["orders"])
-        if "work" in head:
-            run_work(runtime, wire_message, reply, LIMITS)
-        reply.head |= runtime.state
-        return reply
+        return answer(self.runtimes[number], HOMES[number], wire_message)
 
     def privates(self) -> dict[int, str]:
         found = {}

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import Tensor
 
 from fedshot.config.load import Config
+from fedshot.core import storage
 from fedshot.runs.checkpoint import Checkpoints
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
@@ -98,6 +100,12 @@ def last_hash(folder: Path) -> str:
     """Return the hash of the last checkpoint: server, ledger, and the chain of private states."""
     checkpoints = Checkpoints(folder / "checkpoints")
     return checkpoints.hash(checkpoints.rounds()[-1])
+
+
+def last_arrays(folder: Path) -> dict[str, Tensor]:
+    """Return the arrays of the last checkpoint: the server's state."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    return storage.read(checkpoints.path(checkpoints.rounds()[-1]))[0]
 
 
 def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:

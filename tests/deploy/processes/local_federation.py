@@ -20,11 +20,10 @@ from fedshot.core import storage, tree
 from fedshot.core.plugins import VARIABLE
 from fedshot.fleets.unreliable import Trouble, Unreliable
 from fedshot.protocol.exchange import Exchange, Fleet
-from fedshot.runs.checkpoint import Checkpoints
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.recorder import Record
-from system.runs import merged
+from system.runs import last_arrays, merged
 
 from . import registered_method
 
@@ -188,9 +187,7 @@ def alone(
 
 def weights(folder: Path) -> str:
     """Return the hash of the server's last state."""
-    checkpoints = Checkpoints(folder / "checkpoints")
-    flat, _, _ = storage.read(checkpoints.path(checkpoints.rounds()[-1]))
-    return tree.digest_of(flat.items())
+    return tree.digest_of(last_arrays(folder).items())
 
 
 def lost(record: Record) -> set[tuple[int, int]]:

@@ -6,13 +6,18 @@ import socket
 import ssl
 import stat
 import subprocess
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .local_federation import LONG, LocalFederation, program
+from fedshot.deploy.flower.data_files import read_shards
+from fedshot.deploy.flower.messages import WireMessage
+from fedshot.deploy.flower.setup import Setup
+
+from .local_federation import LONG, LocalFederation, program, setting
 from .test_killed import PRIVATE
 
 
@@ -126,7 +131,6 @@ def test_a_registered_node_does_not_speak_as_the_server(
     from fedshot.deploy.flower.connection import Connection
     from fedshot.deploy.flower.fleet import FlowerFleet
     from fedshot.deploy.flower.keys import load_node_key
-    from fedshot.deploy.flower.messages import WireMessage
     from fedshot.deploy.flower.wire import set_message_id
 
     key = load_node_key(federation.folder / "node-1" / "node.key")
@@ -305,65 +309,45 @@ def test_keys_come_and_go_while_the_server_runs(
     assert set(registrar.known) == {"node-0", "node-1", "node-2"}
 
 
-def test_a_node_with_other_data_is_named(federation: LocalFederation, tmp_path: Path) -> None:
-    """Another seed deals the clients other samples; their node says so and none takes part."""
-    from fedshot.core.serialised import LIMITS
-    from fedshot.deploy.flower.data_files import read_shards
-    from fedshot.deploy.flower.messages import WireMessage
-    from fedshot.deploy.flower.setup import Setup
+Refusal = Callable[[dict[str, Any]], str]
+
+
+@pytest.fixture
+def refusal(federation: LocalFederation, tmp_path: Path) -> Refusal:
+    """Return a function of a setup: why a node refuses it, or ""."""
     from fedshot.deploy.flower.worker import Worker
 
-    from .local_federation import setting
-
-    worker = Worker(
-        "n", read_shards(federation.folder / "node-0" / "data"), tmp_path, limits=LIMITS
-    )
-    setup = Setup.of("0" * 32, setting({"seed": 1}))
-    head = {"setup": setup.to_json(), "life": 1, "base": [-1, ""], "orders": [], "hello": True}
-    reply = worker.handle(WireMessage(head))
-    assert "another client split than the server's" in reply.head["refused"]
-    head["setup"] = setup.to_json() | {"fedshot": "0.0.0"}
-    assert "the server runs fedshot 0.0.0" in worker.handle(WireMessage(head)).head["refused"]
-    head["setup"] = setup.to_json() | {"draws": None}
-    refused = worker.handle(WireMessage(head)).head["refused"]
-    assert "the server (unknown versions) draws other random numbers" in refused
-    head["setup"] = setup.to_json() | {"draws": ["0" * 32, "numpy 9.9", "torch 9.9"]}
-    refused = worker.handle(WireMessage(head)).head["refused"]
-    assert (
-        "the server (numpy 9.9, torch 9.9) draws other random numbers than this node (numpy "
-        in refused
-    )
-
-
-def test_a_node_with_another_file_of_a_method_is_named(
-    federation: LocalFederation, tmp_path: Path
-) -> None:
-    """A method that is not the package's is the same at both, by the hash of its file."""
-    from fedshot.core.serialised import LIMITS
-    from fedshot.deploy.flower.data_files import read_shards
-    from fedshot.deploy.flower.messages import WireMessage
-    from fedshot.deploy.flower.setup import Setup
-    from fedshot.deploy.flower.worker import Worker
-
-    from .local_federation import setting
-
-    worker = Worker(
-        "n", read_shards(federation.folder / "node-0" / "data"), tmp_path, limits=LIMITS
-    )
+    worker = Worker("n", read_shards(federation.folder / "node-0" / "data"), tmp_path)
 
     def refused(setup: dict[str, Any]) -> str:
         head = {"setup": setup, "life": 1, "base": [-1, ""], "orders": [], "hello": True}
         return str(worker.handle(WireMessage(head)).head.get("refused", ""))
 
+    return refused
+
+
+def test_a_node_with_other_data_is_named(refusal: Refusal) -> None:
+    """Another seed deals the clients other samples; their node says so and none takes part."""
+    setup = Setup.of("0" * 32, setting({"seed": 1})).to_json()
+    assert "another client split than the server's" in refusal(setup)
+    assert "the server runs fedshot 0.0.0" in refusal(setup | {"fedshot": "0.0.0"})
+    unknown = refusal(setup | {"draws": None})
+    assert "the server (unknown versions) draws other random numbers" in unknown
+    others = refusal(setup | {"draws": ["0" * 32, "numpy 9.9", "torch 9.9"]})
+    known = "the server (numpy 9.9, torch 9.9) draws other random numbers than this node (numpy "
+    assert known in others
+
+
+def test_a_node_with_another_file_of_a_method_is_named(refusal: Refusal) -> None:
+    """A method that is not the package's is the same at both, by the hash of its file."""
     setup = Setup.of("0" * 32, setting({"method": {"name": "synthetic"}})).to_json()
     assert setup["own"].startswith("registered_method.py ")
-    assert not refused(setup)
-    assert "'synthetic' is other.py 00 on the server, and registered_method.py" in refused(
-        setup | {"own": "other.py 00"}
-    )
+    assert not refusal(setup)
+    words = "'synthetic' is other.py 00 on the server, and registered_method.py"
+    assert words in refusal(setup | {"own": "other.py 00"})
     unknown = setup | {
         "settings": setup["settings"].replace("synthetic", "mine"),
         "own": "mine.py 00",
     }
-    assert "'mine' is mine.py 00 on the server, and unknown on this node" in refused(unknown)
-    assert "setup.own is invalid" in refused(setup | {"own": None})
+    assert "'mine' is mine.py 00 on the server, and unknown on this node" in refusal(unknown)
+    assert "setup.own is invalid" in refusal(setup | {"own": None})

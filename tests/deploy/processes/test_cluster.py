@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedshot.core import storage
-from fedshot.runs.checkpoint import Checkpoints
+from system.runs import last_arrays
 
 from .local_federation import LocalFederation, alone, newest
 
@@ -25,12 +24,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederatio
     """Two nodes, with five and four clients."""
     with LocalFederation(tmp_path_factory.mktemp("cluster"), 2, CHANGES) as made:
         yield made
-
-
-def states(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the arrays of a run's last checkpoint."""
-    checkpoints = Checkpoints(folder / "checkpoints")
-    return storage.read(checkpoints.path(checkpoints.rounds()[-1]))[0]
 
 
 @pytest.mark.parametrize(
@@ -54,5 +47,6 @@ def test_two_nodes_of_many_clients_equal_the_sequential_fleet(
     if fleet == "sequential":
         assert private == held
         atol = 0.0
-    torch.testing.assert_close(states(there.folder), states(here.folder), rtol=0, atol=atol)
+    arrays = [last_arrays(run.folder) for run in (there, here)]
+    torch.testing.assert_close(*arrays, rtol=0, atol=atol)
     assert result == here.result()
