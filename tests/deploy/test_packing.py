@@ -24,6 +24,8 @@ from fedshot.deploy.flower.setup import Setup
 from fedshot.runs.prepare import PreparedRun
 from system.runs import SMALL, merged
 
+from .test_shards import assert_same_tests
+
 SPLIT = {
     "base": ["robin", "wren", "finch"],
     "validation": ["jay", "crow"],
@@ -107,13 +109,7 @@ def test_the_server_tests_as_if_it_had_all_data_in_one_place(tmp_path: Path) -> 
     assert there.base_classes == here.base_classes
     assert there.method == here.method
     assert there.clients == here.clients
-    for mine, theirs in ((there.test, here.test), (there.validation, here.validation)):
-        assert mine is not None
-        assert theirs is not None
-        assert len(mine) == len(theirs)
-        for u in range(len(theirs)):
-            assert tree.digest(mine.eval_episodes[u]) == tree.digest(theirs.eval_episodes[u])
-            assert mine.labels(u).equal(theirs.labels(u))
+    assert_same_tests(there, here)
     kept = ServerTestRun(config(), str(tmp_path)).dataset
     assert set(kept.y.tolist()) == {0, 2, 3, 5}, "no picture to train on"
 

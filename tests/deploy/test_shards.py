@@ -61,6 +61,17 @@ def spoken(drawn: Any, dataset: Dataset) -> str:
     return tree.digest(tuple(table[leaf] if leaf.dtype == torch.int32 else leaf for leaf in drawn))
 
 
+def assert_same_tests(mine: PreparedRun, theirs: PreparedRun) -> None:
+    """Also in the number of episodes of the test and of the validation."""
+    for one, other in ((mine.test, theirs.test), (mine.validation, theirs.validation)):
+        assert one is not None
+        assert other is not None
+        assert len(one) == len(other)
+        for u in range(len(other)):
+            assert tree.digest(one.eval_episodes[u]) == tree.digest(other.eval_episodes[u])
+            assert one.labels(u).equal(other.labels(u))
+
+
 @pytest.mark.parametrize("dataset", [DATASET, texts(), features()], ids=lambda d: d.kind)
 def test_a_client_draws_from_its_file_what_it_draws_from_the_whole(
     tmp_path: Path, dataset: Dataset
@@ -144,13 +155,9 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
     assert part.config.settings == whole.config.settings
     assert part.notes == notes_of(whole.dataset, whole.client_split.train)
     assert Experiment(part, tmp_path / "run")._protocol() == Experiment(whole, tmp_path)._protocol()
-    for mine, theirs in ((part.test, whole.test), (part.validation, whole.validation)):
-        assert mine is not None
-        assert theirs is not None
-        assert mine.digest == theirs.digest
-        for u in range(len(theirs)):
-            assert tree.digest(mine.eval_episodes[u]) == tree.digest(theirs.eval_episodes[u])
-            assert mine.labels(u).equal(theirs.labels(u))
+    assert_same_tests(part, whole)
+    assert part.test.digest == whole.test.digest
+    assert part.validation.digest == whole.validation.digest
     trained = whole.dataset.pixels[whole.rows.base]
     assert trained.any()
     assert not part.dataset.pixels[whole.rows.base].any()

@@ -110,8 +110,10 @@ def mean_of(clients: set[int]) -> Callable[[str, Callable[[float, float], Fracti
     return mean
 
 
-@pytest.mark.parametrize("compressor", [Int8(), Int4()], ids=["int8", "int4"])
-@pytest.mark.parametrize("stage", [KEYS, SHARES, WORK, UNMASK])
+@pytest.mark.parametrize(
+    ("compressor", "stage"),
+    [(Int4(), WORK), *((Int8(), step) for step in (KEYS, SHARES, WORK, UNMASK))],
+)
 def test_a_sum_is_that_of_the_clients_integers_whoever_is_lost(
     compressor: Compressor, stage: str
 ) -> None:
