@@ -38,7 +38,7 @@ METHOD = {"method": {"name": "fedavg_probe", "local_steps": 2, "batch": 4}}
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A prepared, the holdings of a node with two of its clients, and a message with work."""
+    """The data of a node with two clients, and a message with work."""
     prepared, folder = PreparedRun(Config.of({**SMALL, **METHOD})), tmp_path_factory.mktemp("data")
     write_shards(folder, prepared.dataset, prepared.client_split.train, [0, 1])
     server = prepared.method.init(Key(0))
@@ -56,7 +56,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def answered(asked: Any, folder: Path, policy: Policy | None, **head: Any) -> WireMessage:
     holdings, wire_message = asked
-    worker = Worker("n", holdings, folder, limits=LIMITS, tell=lambda _: None, policy=policy)
+    worker = Worker("n", holdings, folder, tell=lambda _: None, policy=policy)
     return worker.handle(WireMessage(wire_message.head | head, wire_message.blocks))
 
 
@@ -142,14 +142,12 @@ def test_noise_is_enough_only_if_the_clients_add_it() -> None:
 
 
 def test_a_node_lies_only_if_its_policy_says_so(asked: Any, tmp_path: Path) -> None:
-    holdings, _ = asked
     change = {**SMALL, **METHOD, "attack": {"name": "sign_flip", "from_round": 9}}
-    head = {"setup": Setup.of("0" * 32, PreparedRun(Config.of(change))).to_json(), "life": 1,
-            "base": [-1, ""], "orders": [], "hello": True}  # fmt: skip
+    setup = Setup.of("0" * 32, PreparedRun(Config.of(change))).to_json()
 
     def refusal(policy: Policy | None) -> str:
-        worker = Worker("n", holdings, tmp_path, limits=LIMITS, tell=lambda _: None, policy=policy)
-        return str(worker.handle(WireMessage(head)).head.get("refused", ""))
+        reply = answered(asked, tmp_path, policy, setup=setup, hello=True)
+        return str(reply.head.get("refused", ""))
 
     words = "the policy of this node has attack false, and the server asks for attack 'sign_flip'."
     assert words in refusal(None)
@@ -226,7 +224,7 @@ def test_a_node_whose_log_cannot_be_written_goes_on_and_says_so(asked: Any, tmp_
     holdings, wire_message = asked
     (tmp_path / "audit.jsonl").mkdir()
     said: list[str] = []
-    worker = Worker("n", holdings, tmp_path, limits=LIMITS, tell=said.append, policy=Policy())
+    worker = Worker("n", holdings, tmp_path, tell=said.append, policy=Policy())
     reply = worker.handle(WireMessage(wire_message.head, wire_message.blocks))
     assert set(reply.blocks) == {"c0", "c1"}
     (text,) = said
@@ -311,7 +309,7 @@ def test_a_node_that_adds_noise_says_nothing_of_its_data(asked: Any, tmp_path: P
         work = asked[1].head["work"] | (masking if name == "train" else {"phase": name})
         head = {**copy.deepcopy(asked[1].head), "setup": setup.to_json(), "work": work}
         folder = tmp_path / f"{name}{len(changes)}"
-        worker = Worker("n", asked[0], folder, limits=LIMITS, tell=said.append)
+        worker = Worker("n", asked[0], folder, tell=said.append)
         message = WireMessage(head)
         message.put(COMMON, {"theta": {}, "stats": {}})  # the model of the message is empty
         reply = worker.handle(message)
