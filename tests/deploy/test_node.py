@@ -253,20 +253,17 @@ def test_a_node_that_was_known_connects_again(error: Exception) -> None:
     assert (line.opened, len(line.sent)) == (2, 1)
 
 
-def link(tmp_path: Path, answer: Callable[[httpx.Request], httpx.Response]) -> Connection:
+def link(tmp_path: Path, status: int = 200, **response: Any) -> Connection:
+    """Return a connection to a server that has one response to all requests."""
     made = Connection("127.0.0.1:1", new_key(), None, tmp_path / "node.json", LIMITS)
-    made._client._client._transport = httpx.MockTransport(answer)
+    answers = httpx.MockTransport(lambda _: httpx.Response(status, **response))
+    made._client._client._transport = answers
     return made
 
 
 def test_a_response_that_is_too_large_is_a_server_that_is_away(tmp_path: Path) -> None:
     """For now: the heart goes on, and the loop tries again."""
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        del request
-        return httpx.Response(200, headers={"content-length": str(1 << 40)})
-
-    made = link(tmp_path, answer)
+    made = link(tmp_path, headers={"content-length": str(1 << 40)})
     with pytest.raises(ConnectionLostError, match="bytes, encoded as"):
         made.pull()
     beats: list[bool] = []
@@ -318,27 +315,13 @@ def test_a_node_pulls_once_what_a_second_message_repeats(tmp_path: Path) -> None
 
 
 def test_what_is_no_response_of_flowers_is_a_server_that_is_away(tmp_path: Path) -> None:
-    bad = b"\xff" * 9
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        del request
-        return httpx.Response(200, content=bad, headers={"content-length": str(len(bad))})
-
     with pytest.raises(ConnectionLostError, match="Invalid protobuf"):
-        link(tmp_path, answer).pull()
+        link(tmp_path, content=b"\xff" * 9).pull()
     nothing = PullMessagesResponse().SerializeToString()
-    empty = link(
-        tmp_path,
-        lambda _: httpx.Response(200, content=nothing, headers={"content-length": "0"}),
-    )
-    assert empty.pull() is None
+    assert link(tmp_path, content=nothing, headers={"content-length": "0"}).pull() is None
 
 
 def test_who_is_not_let_in_hears_of_keys_and_clocks(tmp_path: Path) -> None:
-    text = b"Invalid SuperNode authentication"
-    made = link(
-        tmp_path,
-        lambda _: httpx.Response(401, content=text, headers={"content-length": str(len(text))}),
-    )
+    made = link(tmp_path, 401, content=b"Invalid SuperNode authentication")
     with pytest.raises(ConfigError, match=r"does not know this node's key, or the clocks.*NTP"):
         made.open()

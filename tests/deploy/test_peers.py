@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.deploy.flower.keys import load_node_key, make_node_key
-from fedshot.deploy.flower.node_registry import admit
+from fedshot.deploy.flower.node_registry import admit, parse_clients
 from fedshot.deploy.flower.peers import Peers
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.wrapper import Wrapper
@@ -27,12 +28,10 @@ from fedshot.privacy.secure_sums.server_sum import SecureSums
 from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Outcome, PerClient, Reply
 from fedshot.protocol.reducers import Sum
 
-NODES = {"a": "0-1", "b": "2-3", "c": "4"}
+NODES = {"a": "0-1", "b": "2-3", "c": "4"}  # clients of each node
 ONES = torch.ones(3, dtype=torch.float64)
-
-
-class Work:
-    name = "stub"
+WORK: Any = ClientWork(SimpleNamespace(name="stub"), "train")
+EXCHANGE = Exchange(WORK, {}, tuple(range(5)), {"x": Sum(ONES)}, Key(0), (1, 0))
 
 
 class Replies(Wrapper):
@@ -75,14 +74,12 @@ def summed(
 ) -> Outcome:
     """Return a sum over 5 clients of three nodes; `signers` names whose key a node signs with."""
     nodes = {}
-    for name, clients in (("a", (0, 1)), ("b", (2, 3)), ("c", (4,))):
+    for name, clients in NODES.items():
         signer = name if signers is None else signers.get(name)
         key = known.parent / f"{signer}.key"
         peers = Peers(load_node_key(key), known) if signer else None
-        nodes |= dict.fromkeys(clients, MaskingClients(Replies(), signatures=peers))
-    work: Any = ClientWork(Work(), "train")
-    exchange = Exchange(work, {}, tuple(range(5)), {"x": Sum(ONES)}, Key(0), (1, 0))
-    return SecureSums(0.66)(Guard(Nodes(nodes, change)), exchange)
+        nodes |= dict.fromkeys(parse_clients(clients), MaskingClients(Replies(), signatures=peers))
+    return SecureSums(0.66)(Guard(Nodes(nodes, change)), EXCHANGE)
 
 
 def test_nodes_that_know_each_other_get_the_sum(known: Path) -> None:
@@ -135,9 +132,7 @@ def test_keys_have_their_form(known: Path) -> None:
                 if exchange.work.name == KEYS:
                     yield Arrival(client, Reply({"answer": torch.zeros(3, 32)}, {}, 1.0))
 
-    work: Any = ClientWork(Work(), "train")
-    exchange = Exchange(work, {}, tuple(range(5)), {"x": Sum(ONES)}, Key(0), (1, 0))
-    found = SecureSums(0.66)(Guard(Odd(Replies())), exchange)
+    found = SecureSums(0.66)(Guard(Odd(Replies())), EXCHANGE)
     assert "its keys are not 2 rows of 32 bytes, or 4 with a signature" in found.faults[0].reason
 
 

@@ -220,16 +220,9 @@ def answering(**reply: Any) -> RuntimeHttpClient:
 
 def test_a_response_that_would_grow_when_it_is_read_is_refused() -> None:
     plain = PullAppMessagesResponse().SerializeToString()
-    assert (
-        answering(content=plain, headers={"content-length": str(len(plain))}).PullMessages(
-            PullAppMessagesRequest()
-        )
-        is not None
-    )
-    bomb = gzip.compress(bytes(64 * MB))
-    coded = answering(
-        content=bomb, headers={"content-encoding": "gzip", "content-length": str(len(bomb))}
-    )
+    well = answering(content=plain, headers={"content-length": str(len(plain))})
+    assert well.PullMessages(PullAppMessagesRequest()) is not None
+    coded = answering(content=gzip.compress(bytes(64 * MB)), headers={"content-encoding": "gzip"})
     with pytest.raises(CodecError, match="encoded as 'gzip'"):
         coded.PullMessages(PullAppMessagesRequest())
     assert coded.seen[0].headers["accept-encoding"] == "identity"
