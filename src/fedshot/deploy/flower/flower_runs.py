@@ -223,7 +223,7 @@ def wait_for_clients(
     clients: list[int],
     wait: float,
     tell: Callable[[str], None],
-    watch: Callable[[], None] = lambda: None,
+    watch: Callable[[], None],
 ) -> None:
     """Wait for the nodes of all clients to connect. Raises AbsentError after `wait` seconds."""
     until = time.monotonic() + wait

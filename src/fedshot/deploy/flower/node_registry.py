@@ -243,7 +243,7 @@ class NodeRegistry:
         """Return the node of each client, by client id."""
         return {client: node for node in self for client in node.clients}
 
-    def begin_session(self, bases: Mapping[str, Seal], owners: Mapping[int, str] = {}) -> None:
+    def begin_session(self, bases: Mapping[str, Seal], owners: Mapping[int, str]) -> None:
         """Begin a session; remove each node that reports a client which another node owns.
 
         Args:

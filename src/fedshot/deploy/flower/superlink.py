@@ -60,7 +60,7 @@ class Gate:
     `token` is required for all requests except those of nodes; `keys` says whether nodes have keys.
     """
 
-    def __init__(self, app: Any, token: str, limits: Limits, *, keys: bool = False) -> None:
+    def __init__(self, app: Any, token: str, limits: Limits, *, keys: bool) -> None:
         self._app, self._token, self._keys = app, token.encode(), keys
         self._max_bytes = max_object_bytes(limits)
         self._max_outline = _PER_OBJECT * max_objects(limits)
@@ -107,8 +107,8 @@ class Gate:
         """Pass a node's request once its body is received.
 
         The body has `length` bytes and must arrive within `seconds`. `signer` is the node's key if
-        the signature was checked, else b"". Only checked requests count
-        against a key's quota, since an unchecked request may name any key.
+        the signature was checked, else b"". Only checked requests count against a key's quota,
+        since an unchecked request may name any key.
         """
         if signer and self._in_progress[signer] >= _MAX_REQUESTS:
             await _refuse(send, 503)
