@@ -45,9 +45,9 @@ trees = st.recursive(
 )
 
 
-def there_and_back(content: Tree, limits: Limits = LIMITS) -> Tree:
+def there_and_back(content: Tree) -> Tree:
     form, data = pack(content)
-    return unpack(json.loads(json.dumps(form)), data, limits)
+    return unpack(json.loads(json.dumps(form)), data, LIMITS)
 
 
 @given(trees)

@@ -93,10 +93,8 @@ def honest(wire_message: WireMessage) -> RecordDict:
     return WireMessage({"id": wire_message.head["id"], "well": True}).record()
 
 
-def asked(
-    office: Office, seconds: float = 30.0, said: list[str] | None = None
-) -> dict[int, Incoming]:
-    messenger = Messenger(office, LIMITS, (said if said is not None else []).append)  # type: ignore[arg-type]
+def asked(office: Office, seconds: float = 30.0) -> dict[int, Incoming]:
+    messenger = Messenger(office, LIMITS, [].append)  # type: ignore[arg-type]
     received = list(
         messenger.send_and_receive({node: WireMessage({}) for node in office.nodes}, seconds)
     )

@@ -55,11 +55,11 @@ def fetched(message: Message, objects: Mapping[str, bytes], limits: Limits = LIM
     return fetch(message, get_object_tree(message), objects.__getitem__, limits, 5.0)
 
 
-def journey(content: dict[str, Tree], limits: Limits = LIMITS) -> WireMessage:
+def journey(content: dict[str, Tree]) -> WireMessage:
     wire_message = WireMessage({"id": "7"})
     for name, part in content.items():
         wire_message.put(name, part)
-    return read_message(fetched(*sent(wire_message.record(limits))).content, limits)
+    return read_message(fetched(*sent(wire_message.record())).content, LIMITS)
 
 
 def test_a_message_of_many_pieces_comes_back_in_the_same_bits() -> None:
@@ -111,10 +111,10 @@ def test_a_message_that_the_other_side_would_refuse_is_not_sent() -> None:
         wire_message.record(Limits(message=2048))
 
 
-def forged(numbers: Any, chunks: int = 1) -> tuple[Message, dict[str, bytes]]:
+def forged(numbers: Any) -> tuple[Message, dict[str, bytes]]:
     """Return a message whose array names its pieces by these numbers."""
     wire_message = WireMessage({})
-    wire_message.put("c0", torch.arange(chunks * 5 * MB // 4 + 1, dtype=torch.float32))
+    wire_message.put("c0", torch.arange(5 * MB // 4 + 1, dtype=torch.float32))
     message, objects = sent(wire_message.record())
     for old, data in list(objects.items()):
         if data.startswith(b"Array "):

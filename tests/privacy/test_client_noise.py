@@ -20,7 +20,6 @@ pytest.importorskip("cryptography", reason="secure sums need the extra `secure`"
 
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError, QuorumError
-from fedshot.core.seeds import Key
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.unreliable import Unreliable
 from fedshot.fleets.wrapper import Wrapper
@@ -47,7 +46,6 @@ def summed(
     parts: Mapping[int, Mapping[str, Tensor]],
     reduce: Mapping[str, Reducer],
     lost: Collection[int] = (),
-    key: Key = KEY,
 ) -> Outcome:
     noise = ClientNoise(mechanism, THRESHOLD, N, N)
     fleet: Fleet = MaskingClients(Replies(parts), simulated, noise)  # type: ignore[arg-type]
@@ -56,8 +54,7 @@ def summed(
     )
     combine = SecureSums(THRESHOLD, noise)
     clients = NoisyClients(fleet, IDS, mechanism, combine=combine)
-    to = clients.sample(key)
-    return clients.exchange(Method().train, {}, to=to, reduce=reduce, key=key)
+    return clients.exchange(Method().train, {}, to=clients.sample(KEY), reduce=reduce, key=KEY)
 
 
 @pytest.mark.parametrize("clip", [1.0, {"a": 1.0, "b": 2.0, "n": 3.0}])

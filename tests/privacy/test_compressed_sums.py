@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,10 +43,6 @@ LARGE = ("v", "w")
 WORK, THRESHOLD = "train", 0.66
 
 
-class Work:
-    name = "stub"
-
-
 class Clients(Wrapper):
     """A fleet whose clients round random changes; client 1 has some far above the range."""
 
@@ -72,7 +69,7 @@ def change(client: int) -> dict[str, Tensor]:
 
 
 def exchange(number: int, n: int = 7) -> Exchange:
-    work: Any = ClientWork(Work(), WORK)
+    work: Any = ClientWork(SimpleNamespace(name="stub"), WORK)
     return Exchange(work, {}, tuple(range(n)), {"x": Mean(LIKE)}, Key(number), (1, number))
 
 
@@ -84,17 +81,17 @@ def losing(lost: Mapping[str, set[int]]) -> Callable[[Fleet], Fleet]:
 
 
 def summed(
-    compressor: Compressor, lost: Mapping[str, set[int]] = {}, n: int = 7
+    compressor: Compressor, lost: Mapping[str, set[int]] = {}
 ) -> tuple[Outcome, Outcome, dict[str, float], Meter]:
     """Return two outcomes, the ranges before the second, and what it has sent."""
     ranges: dict[str, float] = {}
     combine = SecureSums(THRESHOLD, ranges=PublicRanges(compressor, ranges))
     meter = Meter(MaskingClients(Clients(compressor), simulated))
     fleet = Guard(losing(lost)(meter))
-    first = combine(fleet, exchange(0, n))
+    first = combine(fleet, exchange(0))
     held = dict(ranges)
     meter.load_json([])
-    return first, combine(fleet, exchange(1, n)), held, meter
+    return first, combine(fleet, exchange(1)), held, meter
 
 
 def mean_of(clients: set[int]) -> Callable[[str, Callable[[float, float], Fraction]], Tensor]:

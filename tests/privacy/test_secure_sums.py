@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,10 +58,6 @@ THRESHOLD = 0.66
 STAGES = (KEYS, SHARES, WORK, UNMASK)
 
 
-class Work:
-    name = "stub"
-
-
 class Replies(Wrapper):
     """A fleet whose clients reply with random numbers."""
 
@@ -85,7 +82,7 @@ class Replies(Wrapper):
 
 
 def exchange(n: int, **changes: Any) -> Exchange:
-    work: Any = ClientWork(Work(), WORK)
+    work: Any = ClientWork(SimpleNamespace(name="stub"), WORK)
     return replace(Exchange(work, {}, tuple(range(n)), REDUCE, Key(3), (1, 0)), **changes)
 
 

@@ -195,11 +195,11 @@ def lost(record: Record) -> set[tuple[int, int]]:
     return {(record.round, fault["client"]) for fault in record.faults}
 
 
-def until(true: Callable[[], bool], what: str, seconds: float = LONG) -> None:
+def until(true: Callable[[], bool], what: str) -> None:
     """Wait until something holds."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + LONG
     while not true():
-        assert time.monotonic() < end, f"waited {seconds:g} s for {what}"
+        assert time.monotonic() < end, f"waited {LONG:g} s for {what}"
         time.sleep(0.02)
 
 
