@@ -118,15 +118,15 @@ class NodeLoop:
             if head.get("to") != number:
                 raise CodecError("it is addressed to another node")
             age = time.time() - float(head.get("sent", "nan"))
-            if not age <= float(head.get("within", "nan")):
-                late = WireMessage({"id": head.get("id"), "refused": f"it is {age:.0f} s old"})
-                self.worker.log(head, late)
-                self.handled(wire_message.nbytes, late)
-                return late
+            in_time = age <= float(head.get("within", "nan"))
         except (CodecError, TypeError, ValueError, OverflowError) as error:
             self.tell(warning(f"a message was refused: {error}"))
             return self._unreadable(error)
-        reply = self.worker.handle(wire_message)
+        if in_time:
+            reply = self.worker.handle(wire_message)
+        else:
+            reply = WireMessage({"id": head.get("id"), "refused": f"it is {age:.0f} s old"})
+            self.worker.log(head, reply)
         self.handled(wire_message.nbytes, reply)
         return reply
 
