@@ -132,13 +132,11 @@ class _OneSum:
         to: Collection[int],
         like: Callable[[int], Tree] | None = None,
         message: Callable[[int], Tree] = lambda _: {},
-        faults: dict[int, Fault] | None = None,
         flaw: Callable[[Tree], str | None] | None = None,
     ) -> dict[int, Tree]:
         """Send each client its message of a step; return the answers by client.
 
-        `like` and `flaw` check the answers, as in `Gather`. Faults are added to `faults`, or by
-        default to those of the sum.
+        `like` and `flaw` check the answers, as in `Gather`.
         """
         got = reduce_replies(
             self.fleet,
@@ -150,7 +148,8 @@ class _OneSum:
                 reduce={"answer": Gather(like, limit=None, flaw=flaw)},
             ),
         )
-        (self.faults if faults is None else faults).update(got.faults)
+        if step != UNMASK:  # by then the sum has the client's reply
+            self.faults |= got.faults
         self._require(got.accepted, step)
         answers: dict[int, Tree] = got["answer"]
         return answers
@@ -218,7 +217,7 @@ class _OneSum:
             return {"others": _bytes(len(near[client]), SHARE_BYTES), "own": _bytes(1, SHARE_BYTES)}
 
         shares: dict[int, dict[int, int]] = defaultdict(dict)
-        for client, given in self._ask(UNMASK, clients, like, message, faults={}).items():
+        for client, given in self._ask(UNMASK, clients, like, message).items():
             for other, share in zip(near[client], given["others"], strict=True):
                 shares[other][point(client)] = int.from_bytes(text(share))
             shares[client][point(client)] = int.from_bytes(text(given["own"]))
