@@ -349,9 +349,8 @@ def arrivals(
             yield Arrival(client, None, Fault("lost", f"node {name} sent no result for it"))
             continue
         try:
-            yield _arrival(
-                client, results[str(client)], incoming.wire_message, limits, exchange, holds
-            )
+            result, most = results[str(client)], holds.get(client)
+            yield _arrival(client, result, incoming.wire_message, limits, exchange, most)
         except CodecError as error:
             yield Arrival(client, None, Fault("refused", short(f"node {name}: {error}")))
 
@@ -362,8 +361,9 @@ def _arrival(
     wire_message: WireMessage,
     limits: Limits,
     exchange: Exchange,
-    holds: Mapping[int, int | None],
+    most: int | None,
 ) -> Arrival:
+    """Return a client's arrival from its entry in `results`; the client has `most` examples."""
     if not isinstance(result, dict):
         raise CodecError("its result is not a JSON object")
     if "fault" in result:
@@ -386,7 +386,6 @@ def _arrival(
     if not valid:
         raise CodecError("its weight is not one number")
     _check_names(up, metrics, exchange)
-    most = holds.get(client)
     weighted = any(isinstance(r, Mean) and r.of_examples for r in exchange.reduce.values())
     if weighted and most is not None and float(weight) > most:
         raise CodecError(f"the weight is {float(weight):.6g}; the client holds {most} examples")
