@@ -6,7 +6,7 @@ import socket
 import ssl
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 from fedshot.deploy.flower.data_files import read_shards
 from fedshot.deploy.flower.messages import WireMessage
+from fedshot.deploy.flower.server_folder import split_address
 from fedshot.deploy.flower.setup import Setup
 
 from .local_federation import LONG, LocalFederation, program, setting
@@ -176,11 +177,25 @@ def test_a_registered_node_does_not_speak_as_the_server(
     assert not [fault for record in records for fault in record.faults]
 
 
-def test_what_is_too_large_is_refused_before_it_is_read(federation: LocalFederation) -> None:
-    from fedshot.deploy.flower.server_folder import split_address
-
+@pytest.fixture
+def line(federation: LocalFederation) -> Iterator[Callable[[str], ssl.SSLSocket]]:
+    """Return a function that opens a connection to the server and sends it a text."""
     trusting = ssl.create_default_context(cafile=str(federation.home.ca))
-    host, port = split_address(federation.address())
+    address = split_address(federation.address())
+    with ExitStack() as stack:
+
+        def send(text: str) -> ssl.SSLSocket:
+            plain = stack.enter_context(socket.create_connection(address, LONG))
+            made = stack.enter_context(trusting.wrap_socket(plain, server_hostname=address[0]))
+            made.sendall(text.encode())
+            return made
+
+        yield send
+
+
+def test_what_is_too_large_is_refused_before_it_is_read(
+    line: Callable[[str], ssl.SSLSocket],
+) -> None:
     both = "Content-Length: 10\r\nTransfer-Encoding: chunked"
     for method, path, header, status in (
         ("POST", "push-object", f"Content-Length: {1 << 40}", b"413"),
@@ -189,42 +204,26 @@ def test_what_is_too_large_is_refused_before_it_is_read(federation: LocalFederat
         ("GET", "push-object", "Transfer-Encoding: chunked", b"405"),
         ("POST", "push-object", both, b"400"),  # by uvicorn, or 411 by the gate
     ):
-        with (
-            socket.create_connection((host, port), LONG) as plain,
-            trusting.wrap_socket(plain, server_hostname=host) as line,
-        ):
-            text = f"{method} /v1/fleet/{path} HTTP/1.1\r\nHost: {host}\r\n{header}\r\n\r\n"
-            line.sendall(text.encode())  # and nothing of what was announced
-            got = line.recv(12).split()[1]
-            assert got == status or (header == both and got == b"411"), (method, path, header)
+        text = f"{method} /v1/fleet/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{header}\r\n\r\n"
+        got = line(text).recv(12).split()[1]  # nothing of what was announced is sent
+        assert got == status or (header == both and got == b"411"), (method, path, header)
 
 
 def test_what_comes_without_a_key_holds_no_memory_and_no_connection(
-    federation: LocalFederation,
+    federation: LocalFederation, line: Callable[[str], ssl.SSLSocket]
 ) -> None:
     """A body is not read before the key is known; half requests keep nobody else away."""
     from fedshot.deploy.flower.local import operator_of
-    from fedshot.deploy.flower.server_folder import split_address
 
-    trusting = ssl.create_default_context(cafile=str(federation.home.ca))
-    host, port = split_address(federation.address())
-    with ExitStack() as stack:
-
-        def line(text: str) -> ssl.SSLSocket:
-            plain = stack.enter_context(socket.create_connection((host, port), LONG))
-            made = stack.enter_context(trusting.wrap_socket(plain, server_hostname=host))
-            made.sendall(text.encode())
-            return made
-
-        head = f"POST /v1/fleet/push-object HTTP/1.1\r\nHost: {host}\r\n"
-        body = line(f"{head}Content-Length: {8 << 20}\r\n\r\n")  # and none of it
-        assert body.recv(12).split()[1] == b"401"
-        half = [line(head) for _ in range(80)]
-        with suppress(ConnectionResetError):
-            assert half[0].recv(1) == b""
-        assert operator_of(federation.home).ready()
-        whole = line(f"{head}Content-Length: 1\r\n\r\n")
-        assert whole.recv(12).split()[1] == b"401", "who says all at once is heard"
+    head = "POST /v1/fleet/push-object HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    body = line(f"{head}Content-Length: {8 << 20}\r\n\r\n")  # and none of it
+    assert body.recv(12).split()[1] == b"401"
+    half = [line(head) for _ in range(80)]
+    with suppress(ConnectionResetError):
+        assert half[0].recv(1) == b""
+    assert operator_of(federation.home).ready()
+    whole = line(f"{head}Content-Length: 1\r\n\r\n")
+    assert whole.recv(12).split()[1] == b"401", "who says all at once is heard"
 
 
 def test_a_node_has_no_clients_but_those_that_the_operator_wrote(
