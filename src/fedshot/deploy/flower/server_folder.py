@@ -128,7 +128,7 @@ def join_address(host: str, port: int) -> str:
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port of host:port. Raises ConfigError if it is invalid."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(
             f"{address!r} is not an address; expected host:port, such as 10.0.0.1:9092."
         )
