@@ -63,6 +63,12 @@ def texts(*names: str, seed: int) -> Dataset:
     return Dataset("words", Tokens(ids, offsets, table.astype(np.float32), 5), y, names)
 
 
+def saved(path: Path, dataset: Dataset) -> dict[str, Any]:
+    """Write a dataset to a file, and return the settings that read it."""
+    np.savez(path, x=dataset.x, y=dataset.y, class_names=np.array(dataset.class_names))
+    return {"data": {"name": "npz", "path": str(path)}}
+
+
 def test_hosts_with_other_classes_number_them_alike(tmp_path: Path) -> None:
     hosts = {0: pictures("robin", "wren"), 2: pictures("wren", "finch", "robin", seed=1)}
     for client, held in hosts.items():
@@ -103,8 +109,7 @@ def test_the_server_tests_as_if_it_had_all_data_in_one_place(tmp_path: Path) -> 
         "Skipped: 8 examples of the split's other classes.",
         "tests for 3 clients: 16 examples of validation classes and 16 examples of novel classes",
     ]
-    np.savez(tmp_path / "whole.npz", x=whole.x, y=whole.y, class_names=np.array(ALL))
-    data = {"data": {"name": "npz", "path": str(tmp_path / "whole.npz")}}
+    data = saved(tmp_path / "whole.npz", whole)
     there, here = ServerTestRun(config(data), str(tmp_path)), PreparedRun(config(data))
     assert there.base_classes == here.base_classes
     assert there.method == here.method
@@ -138,9 +143,7 @@ def test_what_was_dealt_is_no_part_of_a_run_on_packed_data(tmp_path: Path) -> No
     held = pictures(*ALL)
     pack_tests(tmp_path / "server", config(), held)
     setup = Setup.of("0" * 32, ServerTestRun(config(), str(tmp_path / "server")))
-    np.savez(tmp_path / "whole.npz", x=held.x, y=held.y, class_names=np.array(ALL))
-    data = {"data": {"name": "npz", "path": str(tmp_path / "whole.npz")}}
-    whole = PreparedRun(config(data))
+    whole = PreparedRun(config(saved(tmp_path / "whole.npz", held)))
     write_shards(tmp_path / "node", whole.dataset, whole.client_split.train, [0])
     with pytest.raises(ConfigError, match=r"another (dataset|client split) than the server's"):
         setup.check(read_shards(tmp_path / "node"))
@@ -278,10 +281,8 @@ def test_the_command_writes_either_and_says_what_it_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("flwr", reason="the extra `flower` is not installed")
-    held = pictures("robin", "wren", "owl", "stork")
-    np.savez(tmp_path / "a.npz", x=held.x, y=held.y, class_names=np.array(held.class_names))
-    held = pictures("crow", "jay", "owl", "rook", each=6)
-    np.savez(tmp_path / "b.npz", x=held.x, y=held.y, class_names=np.array(held.class_names))
+    saved(tmp_path / "a.npz", pictures("robin", "wren", "owl", "stork"))
+    saved(tmp_path / "b.npz", pictures("crow", "jay", "owl", "rook", each=6))
     config().write(tmp_path / "x.yaml")
     words = ["flower", "pack", "--config", str(tmp_path / "x.yaml"), "--to", str(tmp_path / "out")]
 
