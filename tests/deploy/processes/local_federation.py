@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import yaml
@@ -74,38 +73,20 @@ class LocalFederation:
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def new_folder(self) -> Path:
-        """Return a folder for a run."""
-        self._made += 1
-        return self.folder / f"run-{self._made}"
-
     @contextmanager
-    def experiment(
-        self, *changes: dict[str, Any], deadline: float = LONG, folder: Path | None = None
-    ) -> Iterator[Experiment]:
+    def experiment(self, *changes: dict[str, Any], deadline: float = LONG) -> Iterator[Experiment]:
         """Yield an experiment whose clients live on the nodes."""
         from fedshot.deploy.flower.flower_runs import Deployment, open_experiment
 
-        folder = folder or self.new_folder()
-        known = (folder / "flower.json").exists()
-        deployment = (
-            Deployment.read(folder) if known else Deployment.new(str(self.home.folder), 0, deadline)
-        )
+        self._made += 1
+        folder = self.folder / f"run-{self._made}"
+        deployment = Deployment.new(str(self.home.folder), 0, deadline)
+        prepared = setting(*self.changes, *changes)
         with open_experiment(
-            setting(*self.changes, *changes),
-            folder,
-            deployment,
-            self.home,
-            self.said.append,
-            wait=LONG,
+            prepared, folder, deployment, self.home, self.said.append, wait=LONG
         ) as made:
             yield made
 
