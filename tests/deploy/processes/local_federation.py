@@ -31,6 +31,7 @@ PROXIES = {"all_proxy": "socks5://127.0.0.1:9", "https_proxy": "http://127.0.0.1
 """Proxies that are not there; loopback goes without."""
 ALLOWED = {VARIABLE: "nn.models.user_nets"}
 """The module whose functions may make backbones."""
+ENVIRONMENT = PROXIES | ALLOWED  # of nodes
 LONG = 300.0  # seconds that nothing here should take; the machine may be busy
 
 BASE: dict[str, Any] = {
@@ -69,7 +70,7 @@ class LocalFederation:
         local.PROGRAM = [sys.executable, str(Path(registered_method.__file__))]
         local.prepare(self.folder, setting(*self.changes), self.nodes)
         self.home, self.children = self._stack.enter_context(
-            local.federation(self.folder, self.nodes, self.said.append, env=PROXIES | ALLOWED)
+            local.federation(self.folder, self.nodes, self.said.append, env=ENVIRONMENT)
         )
         return self
 
@@ -103,7 +104,8 @@ class LocalFederation:
         from fedshot.deploy.flower import local
 
         words = local.node_command(self.folder, i, self.address())
-        self.children.start(f"node-{i}", words, self.folder / "logs" / f"node-{i}.log")
+        log = self.folder / "logs" / f"node-{i}.log"
+        self.children.start(f"node-{i}", words, log, ENVIRONMENT)
 
     def run_with_killed_node(self, experiment: Experiment) -> set[tuple[int, int]]:
         """Kill node-1 in round 3, after its first local update, and start it after the round.
