@@ -83,6 +83,8 @@ class Policy:
                 expected, found[name] = "a list of names", tuple(value) if good else ()
             elif name in ("secure_sums", "attack"):
                 good, expected = isinstance(value, bool), "true or false"
+            elif name in ("min_batch", "min_local_steps", "min_cohort"):
+                good, expected = type(value) is int and value > 0, "a whole number above 0"
             else:
                 good = type(value) in (int, float) and 0 < value < float("inf")
                 expected = "a number above 0"

@@ -105,7 +105,7 @@ class ClientRuntime:
         self._fleet, self._folder, self._run, self._tell = fleet, folder, run, tell
         self._masking = MaskingClients(
             fleet, noise=noise, threshold=run.secure_threshold, signatures=signatures,
-            min_noise=policy.min_noise or 0.0, min_cohort=int(policy.min_cohort or 0),
+            min_noise=policy.min_noise or 0.0, min_cohort=policy.min_cohort or 0,
         )  # fmt: skip
         self._session, self._done = 0, 0
         self._sealed: Seal = NO_SEAL
