@@ -295,7 +295,7 @@ def test_plain_text_stays_on_this_machine_unless_told_otherwise() -> None:
 def test_addresses() -> None:
     assert split_address("10.0.0.1:9092") == ("10.0.0.1", 9092)
     assert split_address("[::1]:80") == ("::1", 80)
-    for text in ("10.0.0.1", ":80", "a:b", "a:0", "a:70000", "a:²"):
+    for text in ("10.0.0.1", ":80", "a:b", "a:0", "a:70000", "a:²", "a:٣٤", "a:" + "1" * 5000):
         with pytest.raises(ConfigError, match="expected host:port"):
             split_address(text)
     assert 0 < free_port() < 65536

@@ -234,7 +234,7 @@ def test_a_node_whose_log_cannot_be_written_goes_on_and_says_so(asked: Any, tmp_
 @pytest.mark.parametrize(
     "text",
     ["methods: fl_proto", "methods: [[1]]", "most_up_mb: x", "most_up_mb: 0", "most_up_mb: .inf",
-     "min_batch: true", "min_cohort: 9.9", "secure_sums: 1", "attack: 0",
+     "min_batch: 1.5", "min_local_steps: true", "min_cohort: 3.0", "secure_sums: 1", "attack: 0",
      "most: 5", "[1]", ""],
 )  # fmt: skip
 def test_a_policy_that_is_none_is_refused(tmp_path: Path, text: str) -> None:

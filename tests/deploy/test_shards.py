@@ -154,6 +154,7 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
     assert part.method == whole.method
     assert part.config.settings == whole.config.settings
     assert part.notes == notes_of(whole.dataset, whole.client_split.train)
+    assert part.notices() == whole.notices()
     assert Experiment(part, tmp_path / "run")._protocol() == Experiment(whole, tmp_path)._protocol()
     assert_same_tests(part, whole)
     assert part.test.digest == whole.test.digest

@@ -16,7 +16,7 @@ from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.fleets.guard import Guard
-from fedshot.privacy.differential import Mechanism, Noisy
+from fedshot.privacy.differential import Mechanism, Noisy, typed
 from fedshot.privacy.private_clients import PrivateClients
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Outcome, Reply, client_work
@@ -68,6 +68,12 @@ def exchanged(
 
 def vector(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def test_noisy_integers_are_rounded_and_floats_keep_their_dtype() -> None:
+    noisy = torch.tensor([1.6, -1.6, 0.4], dtype=torch.float64)
+    assert typed(noisy, torch.zeros(3, dtype=torch.int32)).tolist() == [2, -2, 0]
+    assert typed(noisy, torch.zeros(3)).dtype == torch.float32
 
 
 def test_a_client_is_scaled_down_to_the_clip_over_all_parts_and_none_is_scaled_up() -> None:

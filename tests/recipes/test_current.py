@@ -18,6 +18,7 @@ from fedshot.recipes.plan import digest, marks
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, outdated
+from fedshot.recipes.results import read as read_result
 from fedshot.recipes.runner import current
 from fedshot.recipes.tuning import Search, trials
 from system.runs import experiment, finished
@@ -173,6 +174,11 @@ def test_a_seed_that_is_missing_between_others_is_told(tmp_path: Path) -> None:
     for seed in (0, 2):
         result = Results(tmp_path).add(cell, "small", None, seed, facts())
     assert "only seeds 0, 2" in marks(cell, result)
+    assert result.path is not None
+    content = json.loads(result.path.read_text())
+    content["seeds"] = dict(reversed(content["seeds"].items()))  # as edited by hand
+    result.path.write_text(json.dumps(content))
+    assert list(read_result(result.path).seeds) == [0, 2]
 
 
 def test_another_budget_s_training_with_the_same_settings_is_taken_over(tmp_path: Path) -> None:

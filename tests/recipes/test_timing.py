@@ -65,11 +65,14 @@ def test_a_cell_that_cannot_be_formed_says_why_until_the_data_changes(
     assert timing.unknown([greedy], None) == [greedy]
 
 
-def test_a_measured_cell_whose_settings_are_wrong_has_no_time() -> None:
+def test_a_measured_cell_whose_options_became_invalid_says_which() -> None:
     proto = one()
     timing.keep(proto, {"clients": 4, "step": 0.1, "question": 0.1})
-    assert timing.seconds(proto) is not None
-    assert timing.seconds(one(run={"validate_every": 0})) is None
+    assert timing.refused(proto, None) is None
+    invalid = one(run={"validate_every": 0})
+    assert timing.key(invalid) == timing.key(proto)
+    assert "run.validate_every is 0" in str(timing.refused(invalid, None))
+    assert timing.unknown([invalid], None) == []
 
 
 def test_absent_data_is_not_timed(tmp_path: Path) -> None:

@@ -334,8 +334,9 @@ def test_ctrl_c_while_evaluating_ends_in_130(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
+    folder = trained(tmp_path / "run")
     monkeypatch.setattr(train.Experiment, "evaluate", stop)
-    assert main(["evaluate", str(trained(tmp_path / "run"))]) == 130
+    assert main(["evaluate", str(folder)]) == 130
     assert capsys.readouterr().err == "\nstopped\n"
 
 

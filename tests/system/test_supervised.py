@@ -220,8 +220,9 @@ def test_a_refused_process_leaves_the_tracker_alone(
     def opened(*_: object) -> None:
         raise AssertionError("the tracker was opened")
 
+    folder = trained(tmp_path / "runs" / "small")
     monkeypatch.setattr("fedshot.cli.train.tracker_of", opened)
-    with only_one(trained(tmp_path / "runs" / "small") / ".lock"):
+    with only_one(folder / ".lock"):
         assert main(words(tmp_path, {"run": {"rounds": 6}})) == 75
 
 

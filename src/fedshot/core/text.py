@@ -120,6 +120,11 @@ def count(n: int, one: str, many: str | None = None) -> str:
     return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
+def natural(text: str) -> int | None:
+    """Return the number that 1 to 18 decimal digits of ASCII stand for; None for other text."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
 def long_names(text: str) -> list[str]:
     """Return the long options in a help text, sorted.
 
@@ -135,13 +140,15 @@ def distinct(texts: Iterable[str]) -> list[str]:
     >>> distinct(["a", "b", "a"])
     ['a', 'b', 'a (2)']
     """
-    found: list[str] = []
+    found: dict[str, None] = {}
+    times = Counter[str]()
     for text in texts:
-        one, n = text, 2
+        one = text
         while one in found:
-            one, n = f"{text} ({n})", n + 1
-        found.append(one)
-    return found
+            times[text] += 1
+            one = f"{text} ({times[text] + 1})"
+        found[one] = None
+    return list(found)
 
 
 def joined(words: Sequence[str], last: str = "and") -> str:

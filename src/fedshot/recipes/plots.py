@@ -67,7 +67,7 @@ def write(
 
 
 class RecipeFigure(NamedTuple):
-    """A figure of a recipe; its file is named VARIANT and `suffix`.
+    """A figure of a recipe, in the file `VARIANT` + `suffix` + ".svg".
 
     `title` and `caption` are for the recipe's page, and `draw` returns the SVG.
     """

@@ -316,7 +316,10 @@ def _section(table: _Table, figures: str, linked: bool) -> dict[str, Any]:
 
 
 def _over_clients(name: str, state: State) -> str:
-    """Return a value of a cell's test in percent, its mean over seeds; "-" if it is unknown."""
+    """Return how accuracies spread over clients, or that of the worst tenth, in percent.
+
+    `name` is "spread" or "worst_tenth". The value is a mean over seeds; "-" if it is unknown.
+    """
     found = [one["test"][name] for one in state.finished]
     return "-" if None in found else f"{100 * fmean(found):.2f}"
 

@@ -32,7 +32,7 @@ class ShareColumn(NamedTuple):
     name: str  # in JSON
     place: str  # key path in the facts about a seed's training run
     column: str  # heading
-    note: str  # what the column shows, a line
+    note: str  # what the column shows; a line of the caption
 
     def of(self, state: State) -> float | None:
         """Return the share of a cell, its mean over seeds; None if it was not measured."""

@@ -98,21 +98,15 @@ def short(cell: Cell) -> dict[str, Any]:
 
 
 def seconds(cell: Cell) -> float | None:
-    """Return the estimated seconds that one seed of a cell takes; None if that is not known.
+    """Return the estimated seconds that one seed of a cell takes; None if the cell is not measured.
 
-    A cell is one row and column of a recipe's table. Its time is not known if it is not measured,
-    or if its settings are wrong.
+    A cell is one row and column of a recipe's table. Raises ConfigError for invalid options.
     """
     cost = _held().get(key(cell))
     if cost is None or "refused" in cost:
         return None
     settings = cell.settings()
-    try:
-        run, test = _options_of(
-            json.dumps({part: settings.get(part, {}) for part in ("run", "test")})
-        )
-    except ConfigError:  # an option that the key leaves out is wrong; training the cell says which
-        return None
+    run, test = _options_of(settings)
     cohort = run.cohort or int(settings["partition"].get("clients", cost["clients"]))
     validations = 1 + -(-run.rounds // run.validate_every)
     on_test = run.choose == "best_on_test_classes"  # each validation then runs the whole test
@@ -130,13 +124,17 @@ def seconds(cell: Cell) -> float | None:
 def refused(cell: Cell, data_dir: str | None) -> str | None:
     """Return why a cell of a recipe's table cannot be trained on this machine's data, or None.
 
-    None means that no reason is known. Either the data are missing, or `measure` failed earlier
-    with the same number of examples.
+    None means that no reason is known. Either the data are missing, or options of the run or of the
+    test are invalid, or `measure` failed earlier with the same number of examples.
     """
     settings = cell.settings()
     present = examples(settings, data_dir)
     if not present:
         return f"no data: {settings['data']['name']}"
+    try:
+        _options_of(settings)  # a measured cell's time may be for other options
+    except ConfigError as error:
+        return str(error)
     found = _held().get(key(cell), {})
     reason: str | None = found.get("refused") if found.get("examples") == present else None
     return reason
@@ -203,8 +201,12 @@ def _without_size(value: Any) -> Any:
     return 1.0 if isinstance(value, float) and value else value
 
 
+def _options_of(settings: Mapping[str, Any]) -> tuple[RunOptions, TestOptions]:
+    return _read(json.dumps({part: settings.get(part, {}) for part in ("run", "test")}))
+
+
 @cache
-def _options_of(parts: str) -> tuple[RunOptions, TestOptions]:
+def _read(parts: str) -> tuple[RunOptions, TestOptions]:
     config = Config.of(json.loads(parts))
     return config.run, config.test
 

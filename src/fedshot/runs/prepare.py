@@ -190,7 +190,8 @@ class FederatedDataset:
         if self.copies.identical:
             found.append(f"{self.dataset.name}: {self.copies}")
         rows = np.concatenate([self.rows.base, self.rows.validation, self.rows.novel])
-        if len(unused := np.setdiff1d(self.dataset.y, self.dataset.y[rows])):
+        unused = np.setdiff1d(self.dataset.y, self.dataset.y[rows])
+        if self.split is not None and len(unused):
             found.append(
                 f"{self.dataset.name}: {count(len(unused), 'class is', 'classes are')} in no part "
                 f"of the split: {some_names(self.dataset.class_names, unused.tolist())}"

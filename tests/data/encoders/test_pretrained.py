@@ -31,7 +31,7 @@ LABELS = np.repeat(np.arange(len(WORDS)), 8)
 
 
 def needed(module: str) -> Any:
-    """A module of an extra, whose import takes a second: not where tests are collected."""
+    """Import a module of an extra. It takes a second, so it is not imported at collection."""
     return pytest.importorskip(module, reason="the extra `encoders` is not installed")
 
 

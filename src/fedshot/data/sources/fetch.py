@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from fedshot.core.errors import DataError, nearest
 from fedshot.core.locks import locked
+from fedshot.core.text import natural
 from fedshot.data.files.fingerprints import hash_file
 from fedshot.data.files.places import OPTION
 from fedshot.data.sources.publishers import PUBLISHERS, Publisher, Remote
@@ -142,8 +143,8 @@ def _download(url: str, part: Path, remote: Remote, progress: Progress | None) -
         with opener.open(request, timeout=_TIMEOUT) as answer:
             if done and not _continues(answer, done):
                 done = 0  # the server sends the whole file
-            length = answer.headers.get("Content-Length")
-            total = done + int(length) if length and length.isdigit() else None
+            length = natural(answer.headers.get("Content-Length") or "")
+            total = None if length is None else done + length
             with part.open("ab" if done else "wb") as file:
                 while chunk := answer.read(_CHUNK):
                     done += len(chunk)

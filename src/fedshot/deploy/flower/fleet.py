@@ -363,7 +363,10 @@ def _arrival(
     exchange: Exchange,
     most: int | None,
 ) -> Arrival:
-    """Return a client's arrival from its entry in `results`; the client has `most` examples."""
+    """Return a client's arrival from its entry in `results`.
+
+    `most` is the number of the client's examples, None if it is unknown.
+    """
     if not isinstance(result, dict):
         raise CodecError("its result is not a JSON object")
     if "fault" in result:

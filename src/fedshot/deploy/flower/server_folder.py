@@ -25,6 +25,7 @@ from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.records import Whole
 from fedshot.core.serialised import Limits
+from fedshot.core.text import natural
 
 CA, CERTIFICATE, KEY = "ca.pem", "server.pem", "server.key"
 _TOKEN = re.compile(rb"[0-9a-f]{64}")
@@ -127,12 +128,13 @@ def join_address(host: str, port: int) -> str:
 
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port of host:port. Raises ConfigError if it is invalid."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
+    host, _, digits = address.rpartition(":")
+    port = natural(digits)
+    if not host or "/" in host or port is None or not 0 < port < 65536:
         raise ConfigError(
             f"{address!r} is not an address; expected host:port, such as 10.0.0.1:9092."
         )
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), port
 
 
 def is_loopback(host: str) -> bool:

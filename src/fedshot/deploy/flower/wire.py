@@ -33,6 +33,7 @@ from flwr.supercore.protobuf.client import ProtobufClient
 
 from fedshot.core.console import StderrHandler
 from fedshot.core.serialised import CodecError, Limits, short
+from fedshot.core.text import natural
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -109,7 +110,8 @@ def limit_responses(
     def check(response: httpx.Response) -> None:
         length = response.headers.get("content-length")
         encoding = response.headers.get("content-encoding", "identity")
-        if length is None or not length.isdigit() or int(length) > most or encoding != "identity":
+        size = natural(length or "")
+        if size is None or size > most or encoding != "identity":
             response.close()
             raise CodecError(
                 f"a response of {length} bytes, encoded as {encoding[:20]!r}; at most {most} plain "
