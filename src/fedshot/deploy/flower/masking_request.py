@@ -21,7 +21,7 @@ _DTYPES = {str(t).removeprefix("torch."): t for t in (
 REDUCERS: dict[str, Reducer] = {
     "mean": Mean({}), "mean by class": Mean({}, by_class=True), "sum": Sum({}), "gather": Gather(),
 }  # fmt: skip
-"""Reducers by name. The name tells a node whether an attack changes a part, and compression too."""
+"""Reducers by name. By it, a node knows which parts an attack changes, and which it compresses."""
 
 
 def reducer_name(reducer: Reducer) -> str:
