@@ -93,11 +93,11 @@ def test_overlapping_clients_draw_classes_and_images_uniformly():
 
 def test_overlapping_clients_can_form_what_their_classes_allow():
     dataset = made([10, 20, 30, 40])
-    train = deal(Overlapping(10**6, 2, 3), dataset).train
-    assert (len(train), train.sizes.sum()) == (10**6, 6 * 10**6)
+    train = deal(Overlapping(10**5, 2, 3), dataset).train
+    assert (len(train), train.sizes.sum()) == (10**5, 6 * 10**5)
     assert not infeasible_clients(dataset, train, EpisodeSpec(2, 1, 2))
-    assert len(infeasible_clients(dataset, train, EpisodeSpec(2, 2, 2))) == 10**6
-    assert len(infeasible_clients(dataset, train, EpisodeSpec(3, 1, 1))) == 10**6
+    assert len(infeasible_clients(dataset, train, EpisodeSpec(2, 2, 2))) == 10**5
+    assert len(infeasible_clients(dataset, train, EpisodeSpec(3, 1, 1))) == 10**5
     for options, text in ((Overlapping(9, 5, 2), "there are only 4 classes"),
                           (Overlapping(9, 2, 11), "class 'c0' has 10 images")):  # fmt: skip
         with pytest.raises(DataError, match=text):
