@@ -184,9 +184,7 @@ def test_a_papers_recipe_leaves_nothing_to_defaults(name: str) -> None:
 def test_the_recipes_of_fedfsls_two_tables_differ_in_their_data_alone() -> None:
     mini, fc100 = load("fedfsl-mini"), load("fedfsl-fc100")
     assert mini.columns == fc100.columns
-    assert {k: row.settings for k, row in mini.rows.items()} == {
-        k: row.settings for k, row in fc100.rows.items()
-    }
+    assert all(row.settings == fc100.rows[k].settings for k, row in mini.rows.items())
     for budget in ("paper", "head"):
         assert mini.budget(budget) == fc100.budget(budget)
 
