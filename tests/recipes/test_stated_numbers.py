@@ -13,7 +13,10 @@ ROOT = Path(__file__).parents[2]
 CIFAR, FC100, HUFF = "cifar-fs/paper-tune4", "fedfsl-fc100/head-tune4", "f2l-huffpost/paper"
 ROBUST, SWEEP = "robustness/small", "pfedfsl-fig2/small"
 
+TWEETS, DIGITS, READ = "fedfsl-sent140/small-tune4", "fedfsl-fig6/small", "f2l-readings/small"
 NOTES, PAGE = "results/cifar-fs/notes.md", "docs/methods"
+READINGS = "results/f2l-readings/notes.md"
+OWN, FIVE = "results/pfedfsl-table1/notes.md", "mnist-n5-k5-path"
 
 # Page, text with {} for the number, folder of cells, cell, and the cell to which it is compared.
 STATED = [
@@ -28,6 +31,12 @@ STATED = [
     ("results/pfedfsl-fig2/notes.md", "m = 2 is {}", SWEEP, "standard.real", "m-2.real"),
     ("results/robustness/notes.md", "noise {}", ROBUST, "proto-mean.honest", "proto-mean.gaussian"),
     ("docs/lessons.md", "1.1 GB, has {}", HUFF, "fl-proto.iid-1", ""),
+    (NOTES, "1.3 ± 0.4 | {} |", CIFAR, "prox.noniid-5", "naive.noniid-5"),
+    ("results/fedfsl-fc100/notes.md", "| {} (2.0)", FC100, "mi.noniid-1", "naive.noniid-1"),
+    (f"{PAGE}/fsl_local.md", "{} on Sent140", TWEETS, "naive.noniid-5", "local.noniid-5"),
+    (f"{PAGE}/fedfsl_mi_adv.md", "by {} points", DIGITS, "mi-adv.iid-1", "mi.iid-1"),
+    (READINGS, "is {} points", READ, "code-client-mi.iid-5", "code-client.iid-5"),
+    (OWN, "5.6 ± 3.5 | {} |", "pfedfsl-table1/small", f"pfedfsl-paper.{FIVE}", f"pfedfsl.{FIVE}"),
 ]  # fmt: skip
 
 
