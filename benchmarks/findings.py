@@ -87,7 +87,7 @@ FIGURES: dict[str, tuple[str, list[Row], str]] = {
         ("Ditto, MNIST", f"{OWN}/ditto.mnist-n5-k5-path"),
         ("FedAvg, MNIST", f"{OWN}/fedavg.mnist-n5-k5-path"),
     ], "fedavg."),
-    "norm": ("CIFAR-100, groups of ten, shards, FRL with GPAL: one model, two ways to test", [
+    "norm": ("CIFAR-100, groups of ten, shards, FRL with GPAL: one training, two ways to test", [
         ("batch norm of each client", f"{FRL}/gpal-own.cifar-noniid"),
         ("batch norm of the group", f"{FRL}/gpal.cifar-noniid"),
     ], "gpal-own"),
