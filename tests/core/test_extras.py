@@ -103,6 +103,27 @@ def test_what_needs_an_extra_names_it(
     assert not any(tmp_path.iterdir())
 
 
+def test_a_package_that_fails_when_it_is_imported_is_named_without_a_traceback(
+    tmp_path: Path,
+) -> None:
+    broken = tmp_path / "torch" / "__init__.py"
+    broken.parent.mkdir()
+    broken.write_text("raise ImportError('libgomp.so.1: no such file')", encoding="utf-8")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+        f"from fedshot.cli.main import main; sys.exit(main({RUN!r}))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == (
+        "fedshot: error: torch is installed, but fails: libgomp.so.1: no such file. Install it "
+        "again, or what it lacks."
+    )
+    assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.slow
 def test_without_any_extra_a_run_is_trained_evaluated_compared_and_shown(tmp_path: Path) -> None:
     optional = set().union(*(names(lines) for lines in EXTRAS.values()))

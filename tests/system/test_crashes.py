@@ -156,6 +156,31 @@ def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(tmp_path: Pat
     assert private_states(folder) == private_states(tmp_path / "whole")
 
 
+def test_what_follows_the_last_checkpoint_is_done_when_the_run_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def files(folder: Path) -> dict[str, bytes]:
+        named = [folder / "ledger.json", *(folder / "checkpoints").iterdir()]
+        return {path.name: path.read_bytes() for path in named}
+
+    finished(tmp_path / "whole")
+    crashes = iter([False] * 4 + [True])  # of the ledgers of rounds 0 to 4, the last
+    write = storage.write_bytes
+
+    def crashing(path: Path, *data: bytes | memoryview, sync: bool) -> None:
+        if path.name == "ledger.json" and next(crashes):
+            raise Crash
+        write(path, *data, sync=sync)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "write_bytes", crashing)
+        with pytest.raises(Crash):
+            finished(tmp_path / "cut")
+    assert files(tmp_path / "cut") != files(tmp_path / "whole")
+    finished(tmp_path / "cut")
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
 def test_a_finished_run_resumes_to_the_same_result(tmp_path: Path) -> None:
     first = finished(tmp_path / "run").result()
     again = experiment(tmp_path / "run")

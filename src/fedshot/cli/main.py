@@ -21,7 +21,7 @@ from fedshot.cli.flower_arguments import Commands, add_flower
 from fedshot.core import shutdown
 from fedshot.core.console import at_level, log_shown, print_in_any_encoding, set_log, tell
 from fedshot.core.errors import ConfigError, FedshotError, nearest
-from fedshot.core.extras import require
+from fedshot.core.extras import require, unusable
 from fedshot.core.text import long_names
 
 REFUSED, AGAIN, INTERRUPTED = 2, 75, 130
@@ -43,6 +43,7 @@ _FIXES = {
     errno.EISDIR: "A folder is where a file is expected; name a file",
     errno.ENOENT: "Correct the path",
     errno.ENAMETOOLONG: "Choose a shorter name",
+    errno.EFBIG: "Raise the limit of file sizes (ulimit -f), or use another disk",
 }
 
 _WITHOUT_METHODS = {
@@ -154,6 +155,8 @@ def _words(error: BaseException, options: argparse.Namespace) -> str | None:
     """Return an error's message and how to continue the command; None for an unexpected error."""
     if isinstance(error, FedshotError):
         return str(error)
+    if isinstance(error, ImportError) and (package := unusable(error)):
+        return f"{package} is installed, but fails: {error}. Install it again, or what it lacks."
     if isinstance(error, OSError):
         message = f"{_os_words(error)}."
     elif isinstance(error, MemoryError) or (
@@ -173,7 +176,9 @@ def _is_retryable(error: BaseException) -> bool:
     """Whether the command may succeed if repeated later."""
     if isinstance(error, FedshotError):
         return error.retryable
-    return not isinstance(error, OSError) or error.errno in _RETRYABLE
+    if isinstance(error, OSError):
+        return error.errno in _RETRYABLE
+    return not isinstance(error, ImportError)
 
 
 def _replace_handler(number: signal.Signals, old: object, new: Any) -> None:

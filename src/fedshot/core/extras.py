@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import traceback
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.text import joined
@@ -22,6 +23,7 @@ PACKAGES = {
     "tracking": ("tensorboard", "wandb", "mlflow"),
 }
 """Name of an extra -> names under which its packages are imported."""
+_REQUIRED = ("torch", "numpy", "safetensors", "pydantic", "rich", "PIL", "sklearn", "scipy")
 
 
 def require(extra: str, purpose: str, *packages: str) -> None:
@@ -39,6 +41,16 @@ def require(extra: str, purpose: str, *packages: str) -> None:
             f"{purpose} needs {joined(missing)}, which {are} not installed. Install the extra "
             f"`{extra}`: pip install 'fedshot[{extra}]'."
         )
+
+
+def unusable(error: ImportError) -> str | None:
+    """Return the package that fedshot was using when it failed; None if it is not a dependency."""
+    dependencies = {*_REQUIRED, *(name for names in PACKAGES.values() for name in names)}
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in ("fedshot", "importlib", "__main__"):
+            return package if package in dependencies else None
+    return None
 
 
 def _installed(name: str) -> bool:

@@ -142,7 +142,7 @@ def _checked(data: bytes, schema: Any) -> Any:
     except json.JSONDecodeError as error:
         line = error.lineno if b"\n" in data else None
         raise _DamageError(
-            f"it is not JSON ({error.msg} at column {error.colno})", line=line
+            f"it is not JSON ({error.msg.removesuffix(' at')} at column {error.colno})", line=line
         ) from None
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1 if b"\n" in data else None

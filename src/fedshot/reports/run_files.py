@@ -261,10 +261,7 @@ def _ledger(path: Path, result: Mapping[str, Any] | None) -> list[dict[str, Any]
     """Return the lines of the communication log and of the test; [] if there is no log."""
     if not path.exists():
         return []
-    fix = (
-        f"If the run is unfinished, `fedshot resume {path.parent}` rewrites the file; otherwise "
-        "delete it, and the report leaves it out"
-    )
+    fix = f"`fedshot resume {path.parent}` rewrites it; without the file, the report leaves it out"
     lines: list[dict[str, Any]] = records.read(path, list[LedgerLine], fix)
     asked = [line | {"phase": "test"} for line in (result or {}).get("ledger", [])]
     return [{key: line[key] for key in _LEDGER} for line in [*lines, *asked]]

@@ -470,6 +470,8 @@ class Experiment:
             self.clock.load(last, self._in_flight)
         self.recorder.rewind(last)
         trust.rewind(self.folder, last)
+        if self._started:
+            self._after_checkpoint()  # the process may have been killed before this
         self._best = self._best_so_far() if self._started else None
         if last < self.config.run.rounds:  # else there is nothing to train
             changed = None
@@ -526,12 +528,17 @@ class Experiment:
             **({"in_flight": self._in_flight} if self._in_flight else {}),
         }
         self.checkpoints.write(self.round, self.server, notes)
+        self._after_checkpoint()
+        self._started = True
+
+    def _after_checkpoint(self) -> None:
+        """Write the ledger of the last checkpoint, and delete the checkpoints not needed now."""
         self.recorder.write("ledger.json", self.meter.to_json(), sync=False)  # as in notes
-        keep = {self.round, self.best_round, *held[-1:]}
+        held = self.checkpoints.rounds()
+        keep = {self.best_round, *held[-2:]}
         if self._keep_validated:
             keep |= {round for round in held if round % self.config.run.validate_every == 0}
         self.checkpoints.prune(keep)
-        self._started = True
 
     def _read(self) -> None:
         """Read the last checkpoint, without changing anything on the disk."""
