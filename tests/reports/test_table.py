@@ -228,6 +228,13 @@ def test_the_table_shows_percent_and_megabytes():
     assert line.split() == ["m", "55.00", "±", "63.53", "2", "1", "3.00", "0.50", "4.50"]
 
 
+def test_a_narrow_terminal_folds_numbers_and_cuts_none():
+    rows = [ComparisonRow.of_runs("m", [run((0.5, 0.6))])]
+    wide, narrow = (as_text(rows, width).split("─\n")[1].split("\n\n")[0] for width in (80, 36))
+    assert narrow.count("\n") > wide.count("\n")
+    assert sorted("".join(narrow.split())) == sorted("".join(wide.split()))
+
+
 def test_markup_and_escape_sequences_in_a_label_are_shown_not_obeyed():
     out = io.StringIO()
     Console(file=out, width=140, force_terminal=True).print(

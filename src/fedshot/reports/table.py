@@ -20,11 +20,12 @@ COLUMNS = ("method", "accuracy ± 95 %", "episodes", "seeds", "MB down", "MB up"
 
 
 def comparison(rows: Sequence[ComparisonRow]) -> Table:
-    """Return the table for a terminal, with the notes below it so that it fits 80 columns."""
+    """Return the table for a terminal, with the notes below it so that it fits 80 columns.
+
+    A narrower terminal folds its cells.
+    """
     notes = [f"{printable(row.label)}: {note}." for row in rows if (note := cells(row, rows)[-1])]
     table = grid(COLUMNS[:-1], left=COLUMNS[:1], caption=[*notes, caption(rows)])
-    for column in table.columns:
-        column.no_wrap = True
     for section in sections(rows):
         for row in section:
             add_row(table, cells(row, rows)[:-1])
