@@ -286,7 +286,7 @@ def _picture(one: Any, i: int) -> Any:
     if isinstance(one, Tensor):
         one = array_of(one, f"image {i}")
     if isinstance(one, np.ndarray):
-        return as_bytes(one, f"image {i}")
+        return as_bytes(one, f"the pixels of image {i}")
     if isinstance(one, Path | bytes | Image.Image):
         return one
     raise InputError(
