@@ -28,7 +28,7 @@ from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.embedding import TextOptions
 from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import Tokens
-from fedshot.use.inputs import array_of, as_bytes
+from fedshot.use.inputs import array_of, as_bytes, channels_last
 from fedshot.use.labels import encoded, labels_of
 
 _COLUMNS = ("text", "image", "path")
@@ -302,7 +302,7 @@ def _image(one: Any, i: int, size: int | None, channels: int | None) -> Pixels:
         source = Path(one) if isinstance(one, str) else one
         return decode(source, name, channels or 3, size)
     if isinstance(one, Tensor):
-        one = _channels_last(array_of(one, f"image {i}"))
+        one = channels_last(array_of(one, f"image {i}"))
     square = None if size is None else (size, size)
     if isinstance(one, Image.Image):
         return to_array(one, name, channels or 3, square)
@@ -327,11 +327,4 @@ def _kind(one: Any) -> str:
 def _array(images: Tensor) -> np.ndarray[Any, Any]:
     """Return images [n, C, H, W], [n, H, W, C] or [n, H, W] as an array with channels last."""
     array = array_of(images, "the images")
-    return _channels_last(array) if array.ndim == 4 else array
-
-
-def _channels_last(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return images with channels last: [..., C, H, W] is transposed if C is 1 or 3 and W not."""
-    if array.ndim > 2 and array.shape[-3] in (1, 3) and array.shape[-1] not in (1, 3):
-        return np.moveaxis(array, -3, -1)
-    return array
+    return channels_last(array) if array.ndim == 4 else array

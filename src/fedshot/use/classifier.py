@@ -93,8 +93,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """Store labelled examples, in place of the examples of an earlier call.
 
         Args:
-            X: images: arrays [n, H, W, C] or [n, H, W], uint8 or floats in [0, 1]; paths, bytes of
-                files, or PIL images. Texts: strings, paths (pathlib.Path), or lists of words.
+            X: images: arrays [n, H, W, C] or [n, H, W], uint8 or floats in [0, 1], tensors also
+                [n, C, H, W]; paths, bytes of files, or PIL images. Texts: strings, paths
+                (pathlib.Path), or lists of words. Features: [n, d].
             y: labels of any type, one for each example, of at least two classes.
 
         Raises InputError, a ValueError, for invalid examples or labels.
@@ -351,8 +352,6 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def _examples(self, X: Any, *, fitting: bool = True) -> Tensor:  # noqa: N803
         """Return examples as inputs of the model; a subclass may convert other types."""
         del fitting
-        if isinstance(X, Tensor) and X.dtype in (torch.uint8, torch.int32):
-            X = X.numpy(force=True)  # noqa: N806
         return self.inputs(X)
 
     def __getstate__(self) -> dict[str, Any]:
