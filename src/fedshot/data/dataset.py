@@ -80,6 +80,12 @@ class Dataset:
     encoding: Encoding | None = None
 
     def __post_init__(self) -> None:
+        for given in (self.x, self.y, self.users, self.groups):
+            if not isinstance(given, np.ndarray | Tokens | RawTexts | None):
+                raise DataError(
+                    f"{self.name}: a {type(given).__name__} was given; expected numpy arrays. Make "
+                    "the dataset with fedshot.as_dataset, which also takes lists and tensors."
+                )
         if not isinstance(self.x, Tokens | RawTexts):
             _check_array(self.name, self.x)
         y, n = self.y, len(self.x)
@@ -108,6 +114,10 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def __repr__(self) -> str:  # without the examples, which may be private
+        examples = f"{len(self)} examples ({self.kind}, {list(self.shape)})"
+        return f"<Dataset {self.name}: {examples} of {self.n_classes} classes>"
 
     @property
     def n_classes(self) -> int:
