@@ -178,6 +178,15 @@ def test_texts_in_memory_find_their_word_vectors_in_data_dir(tmp_path, small, mo
         trained(tmp_path / "y", settings, data=(texts, labels))
 
 
+def test_an_object_in_place_of_a_section_is_named_by_its_type(tmp_path, small):
+    for path, expected in (
+        ("model", "model is a list"),
+        ("model.backbone", r"model\.backbone is a"),
+    ):
+        with pytest.raises(fs.ConfigError, match=f"{expected}.*; expected"):
+            trained(tmp_path / "x", {}, data="digits", **{path: [object()]})
+
+
 def test_options_of_a_source_are_refused_for_data_in_memory(tmp_path, small, arrays):
     expected = "'size' is an option of a source, and the data are in memory"
     with pytest.raises(fs.ConfigError, match=expected):
