@@ -65,6 +65,8 @@ class Dataset:
     `groups` are group numbers (int64 [n]). Examples of one group, such as frames of a video or
     images of a patient, are nearly alike. Within a class, an episode never has examples of one
     group in both support and query set.
+
+    Raises DataError if shapes, types or numbers do not fit each other.
     """
 
     name: str
