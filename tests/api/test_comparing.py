@@ -43,6 +43,8 @@ def test_runs_on_other_data_are_not_ranked(first, small, arrays, tmp_path):
 def test_what_the_command_refuses_is_refused(first, tmp_path):
     with pytest.raises(fs.ConfigError, match="is given; expected two runs"):
         fs.compare(first)
+    with pytest.raises(fs.ConfigError, match=r"Write fedshot\.compare\(\*runs\)"):
+        fs.compare([first, first])
     with pytest.raises(fs.ConfigError, match="is named twice"):
         fs.compare(first, first.path)
     with pytest.raises(fs.ConfigError, match="no runs are given"):

@@ -48,6 +48,8 @@ def test_a_table_prints_its_values_as_they_are():
     assert "[red]" in repr(table)
     assert "\x1b" not in repr(table)
     assert "&lt;b&gt;" in table._repr_html_()
+    assert "[red]" in table
+    assert "blue" not in table
     with pytest.raises(KeyError, match="there is no row 'blue'"):
         table["blue"]
 

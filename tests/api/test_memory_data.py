@@ -64,6 +64,16 @@ def test_classes_of_a_torch_dataset_are_its_names():
     assert [found.class_names[c] for c in found.y] == ["dog", "cat", "dog", "cat"]
 
 
+def test_classes_of_a_torch_dataset_need_a_name_each():
+    for classes in ([1, 0, 2, 0], [1, 0, -1, 0]):
+        data = TensorDataset(torch.from_numpy(PIXELS), torch.tensor(classes))
+        data.classes = ["cat", "dog"]
+        with pytest.raises(
+            fs.DataError, match=r"data\.classes has 2 names; expected classes 0\.\.1"
+        ):
+            fs.as_dataset(data)
+
+
 def test_each_entry_of_a_mapping_is_a_client():
     pair = PIXELS[:2], ["b", "a"]
     found = fs.as_dataset({"north": pair, "south": (PIXELS, ["a"] * 4)})
@@ -74,6 +84,18 @@ def test_each_entry_of_a_mapping_is_a_client():
         fs.as_dataset({"north": (*pair, [0, 0])})
     with pytest.raises(fs.DataError, match="empty mapping"):
         fs.as_dataset({})
+
+
+def test_clients_with_pixels_of_two_types_keep_their_values():
+    north, south = (PIXELS > 1).astype(np.uint8), PIXELS / 255
+    found = fs.as_dataset({"north": (north, [0, 1, 0, 1]), "south": (south, [0, 1, 0, 1])})
+    assert (found.x == np.concatenate([north, PIXELS])).all()
+
+
+def test_a_table_of_features_is_an_array_of_features():
+    table = pd.DataFrame({"a": [1, 2, 3], "b": [0.5, 0, 1]})
+    for data in ((table, [0, 1, 0]), {"north": (table, pd.Series([0, 1, 0]))}):
+        assert fs.as_dataset(data).x.tolist() == [[1, 0.5], [2, 0], [3, 1]]
 
 
 def test_a_table_of_pictures_is_read_from_their_paths(tmp_path):
@@ -132,6 +154,11 @@ def test_named_classes_of_a_hugging_face_dataset_are_its_names():
         ((np.zeros((4, 3, 8, 8), np.uint8), [0, 1, 0, 1]), r"\[4, 3, 8, 8\], channels first"),
         (([np.zeros((1, 8, 8), np.uint8)] * 4, [0, 1, 0, 1]), r"image 0: .*, channels first"),
         (([{}, {}], [0, 1]), "example 0 is of type dict"),
+        ((PIXELS[:, :, 0, 0] > 1, [0, 1, 0, 1]), r"example 0 is an array bool\[2\]"),
+        ((None, [0, 1]), "the examples X are of type NoneType"),
+        ((["a b", None], [0, 1]), "example 1 is of type NoneType, and others are texts"),
+        ([(PIXELS, [0, 1, 0, 1]), (PIXELS, np.arange(4))], "not pairs"),
+        ({"north": (PIXELS, [0, 1, 0, 1]), "south": (PIXELS[:0], [])}, "'south' has no examples"),
         (pd.DataFrame({"a": [1], "label": [1]}), "none is named 'text', 'image' or 'path'"),
     ],
 )

@@ -164,6 +164,35 @@ def test_data_in_memory_are_split_and_recorded_by_their_hash(tmp_path, small, ar
     assert list(again.history["round"]) == [0, 1, 2]
 
 
+def test_texts_in_memory_find_their_word_vectors_in_data_dir(tmp_path, small, monkeypatch):
+    monkeypatch.delenv("FEDSHOT_DATA", raising=False)
+    (tmp_path / "glove").mkdir()
+    (tmp_path / "glove" / "glove.6B.100d.txt").write_text(f"a{' 1' * 100}\nb{' 2' * 100}\n")
+    texts, labels = ["a b", "b a b"] * 150, [i % 10 for i in range(300)]
+    settings = {**small, "model": {"backbone": {"name": "gru", "hidden": 4}}}
+    run = trained(
+        tmp_path / "x", settings, data=(texts, labels), data_dir=str(tmp_path), rounds=1, clients=2
+    )
+    assert run.config["data"]["digest"] == fs.as_dataset((texts, labels), data_dir=tmp_path).digest
+    with pytest.raises(fs.DataError, match=r"as_dataset\(data, vectors=file\)"):
+        trained(tmp_path / "y", settings, data=(texts, labels))
+
+
+def test_an_object_in_place_of_a_section_is_named_by_its_type(tmp_path, small):
+    for path, expected in (
+        ("model", "model is a list"),
+        ("model.backbone", r"model\.backbone is a"),
+    ):
+        with pytest.raises(fs.ConfigError, match=f"{expected}.*; expected"):
+            trained(tmp_path / "x", {}, data="digits", **{path: [object()]})
+
+
+def test_options_of_a_source_are_refused_for_data_in_memory(tmp_path, small, arrays):
+    expected = "'size' is an option of a source, and the data are in memory"
+    with pytest.raises(fs.ConfigError, match=expected):
+        trained(tmp_path / "x", small, data=arrays, **{"data.size": 8})
+
+
 def test_each_dataset_of_a_mapping_is_one_client(tmp_path, small, arrays):
     x, y = arrays
     method = {"name": "fsl_local", "learner_name": "proto", "local_steps": 1}

@@ -35,6 +35,15 @@ def test_the_history_has_a_row_for_each_round(first):
     assert list(validated["round"]) == [0, 3]
 
 
+def test_the_history_of_a_private_run_has_its_epsilon(small, tmp_path):
+    run = fs.train(
+        small, data="digits", method="fl_proto", clients=4, way=2, rounds=1, out=tmp_path / "x",
+        progress=False, privacy={"name": "client", "noise": 1.0},
+    )  # fmt: skip
+    spent = json.loads((run.path / "result.json").read_text())["privacy"]["epsilon"]
+    assert run.history["epsilon"].tolist() == [0, spent]
+
+
 def test_a_metric_with_the_name_of_a_column_is_kept(first, tmp_path):
     for name in ("config.yaml", "metrics.jsonl"):
         text = (first.path / name).read_text()

@@ -51,7 +51,10 @@ def test_a_module_that_was_passed_stays_with_changed_copies() -> None:
     [
         ({"name": "transformer"}, "Did you mean 'transformers'"),
         ({"name": "transformers"}, "model.encoder.path is not set"),
-        ({"name": "none", "path": "x"}, "'none', which has no options"),
+        (
+            {"name": "none", "path": "x"},
+            "Set model.encoder.name: module",
+        ),
         ({"name": "module", "args": [1]}, "expected keys and values"),
         ({"name": "module", "size": 3}, "there is no option 'model.encoder.size'"),
     ],

@@ -12,15 +12,23 @@ from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pytest
 import yaml
 
 from fedshot.config.load import Config
 from fedshot.config.registry import KINDS
 from fedshot.core import plugins
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.seeds import Key
+from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.episodes.spec import EpisodeSpec
+from fedshot.data.partitions import registry as partitions
+from fedshot.data.partitions.partition import ClientSplit
+from fedshot.data.partitions.pooled import Iid
 from fedshot.data.sources.digits import Digits
 from fedshot.data.sources.registry import register
+from fedshot.runs.prepare import PreparedRun
 
 MODULE = '''
 from dataclasses import dataclass
@@ -102,6 +110,22 @@ def test_a_registered_class_can_be_chosen_and_a_taken_name_tells_both_places(tab
         register("a-b")
     with pytest.raises(ConfigError, match=r"data.name is 'gone'.*FEDSHOT_PLUGINS=my_module"):
         Config.of({"data": "gone"})
+
+
+def test_a_partition_of_the_user_cannot_train_on_test_classes(tables: None) -> None:
+    @partitions.register("everything")
+    @dataclass(frozen=True)
+    class Everything(Iid):
+        """The rows of all classes."""
+
+        def assign(
+            self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec
+        ) -> ClientSplit:
+            return super().assign(dataset, np.arange(len(dataset)), key, spec)
+
+    config = Config.of({**SETTINGS, "data": "digits", "partition": "everything", "model": {}})
+    with pytest.raises(DataError, match="partition 'everything' assigned row"):
+        PreparedRun(config)
 
 
 def test_entry_points_and_modules_are_registered_and_faults_name_them(

@@ -28,6 +28,7 @@ def test_a_dataset_tells_its_shape_classes_and_rows():
     assert len(dataset) == 12
     assert dataset.images_of([2, 0]).tolist() == [0, 2, 4, 6, 8, 10]
     assert dataset.images_of([]).tolist() == []
+    assert repr(dataset) == "<Dataset made: 12 examples (images, [2, 4, 1]) of 4 classes>"
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,8 @@ def test_a_dataset_tells_its_shape_classes_and_rows():
         ({"x": np.zeros((12, 2, 4), np.uint8)}, r"expected uint8\[n, H, W, C\]"),
         ({"x": np.zeros((12, 2, 4, 3), np.uint8)[:, :, ::2]}, "ascontiguousarray"),
         ({"x": np.zeros((0, 2, 4, 1), np.uint8)}, "at least one image"),
+        ({"x": [[1.0]] * 12}, "a list was given; expected numpy arrays.*fedshot.as_dataset"),
+        ({"y": [0] * 12}, "a list was given; expected numpy arrays"),
         ({"y": np.zeros(11, np.int64)}, r"int64\[11\]; expected int64\[12\]"),
         ({"y": np.zeros(12, np.int32)}, "labels are int32"),
         ({"y": np.full(12, 4)}, r"from 4 to 4; with 4 class names .* 0\.\.3"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
@@ -20,6 +21,24 @@ def test_a_second_method_of_a_name_is_refused_with_both_places() -> None:
     with pytest.raises(ConfigError, match=f"two methods have the name 'fl_proto': {both}"):
         register(Again)
     assert METHODS["fl_proto"] is FLProto
+
+
+def test_a_method_that_is_defined_again_replaces_the_earlier_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def defined() -> type[FLProto]:  # a cell of a notebook
+        @register
+        @dataclass(frozen=True)
+        class Mine(FLProto):
+            """A method."""
+
+            name: ClassVar[str] = "mine"
+
+        return Mine
+
+    monkeypatch.delitem(METHODS, "mine", raising=False)
+    first, second = defined(), defined()
+    assert METHODS.pop("mine") is second is not first
 
 
 def test_the_methods_of_the_package_are_registered_by_their_names() -> None:

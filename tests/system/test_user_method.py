@@ -192,6 +192,8 @@ class Breaking(FLProto):
 
     def round(self, server: Any, clients: Clients, key: Key) -> Any:
         found = super().round(server, clients, key)
+        if self.fault == "metric":
+            return found[0], {"loss": torch.tensor(0.5)}
         return found[0] if self.fault == "state alone" else found
 
 
@@ -229,6 +231,7 @@ def test_client_work_may_be_given_tensors_made_in_inference_mode() -> None:
         ("a number", r"the metric 'loss' as a float.*torch\.tensor"),
         ("no private state", "a private state that differs in structure"),
         ("state alone", r"Faulty\.round returned a ModelState; expected the server's new state"),
+        ("metric", r"Faulty\.round returned the metric 'loss' as a Tensor; expected a number"),
     ],
 )
 def test_a_method_that_breaks_the_protocol_is_stopped_with_its_name_and_the_fix(

@@ -65,6 +65,16 @@ def inputs(run: Experiment) -> Inputs:
     return Inputs(facts, run.config, lambda _: pytest.fail("there is none"))
 
 
+def test_tensors_may_have_channels_first_as_in_training(run: Experiment) -> None:
+    inputs = FewShotClassifier.from_run(run.folder).inputs
+    pixels = RNG.integers(0, 256, (4, 12, 12, 3), dtype=np.uint8)
+    first = torch.from_numpy(pixels).movedim(-1, 1)
+    for given in (first, first / 255.0, list(first), torch.from_numpy(pixels)):
+        assert torch.equal(inputs(given), torch.from_numpy(pixels))
+    with pytest.raises(InputError, match=r"\[4, 3, 12, 12\], channels first"):
+        inputs(first.numpy())
+
+
 def test_files_bytes_images_and_arrays_become_what_training_had(run: Experiment) -> None:
     """The oracle is the loader of the training data itself."""
     source = run.config.data

@@ -119,6 +119,9 @@ def compare(*runs: TrainingRun | str | os.PathLike[str]) -> Comparison:
         fs.compare("runs/a", "runs/b").to_pandas()
         ```
     """
+    for one in runs:
+        if isinstance(one, list | tuple):
+            raise ConfigError("the runs are in a list. Write fedshot.compare(*runs).")
     return compared([one.path if isinstance(one, TrainingRun) else as_path("runs", one)
                      for one in runs])  # fmt: skip
 

@@ -55,10 +55,13 @@ class Listing:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self._rows)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
     def __getitem__(self, key: int | str) -> dict[str, Any]:
-        if isinstance(key, int):
+        if not isinstance(key, str):
             return self._rows[key]
-        if key not in self.names:
+        if key not in self:
             raise KeyError(f"there is no row {key!r}. {nearest(key, self.names)}")
         return self._rows[self.names.index(key)]
 

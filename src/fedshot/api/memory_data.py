@@ -28,7 +28,7 @@ from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.embedding import TextOptions
 from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import Tokens
-from fedshot.use.inputs import array_of, as_bytes
+from fedshot.use.inputs import array_of, as_bytes, channels_last
 from fedshot.use.labels import encoded, labels_of
 
 _COLUMNS = ("text", "image", "path")
@@ -66,7 +66,8 @@ def as_dataset(
 
     The data are one of these:
 
-    - `(X, y)` or `(X, y, client)`: examples, their classes, and the client of each example.
+    - `(X, y)` or `(X, y, client)`: examples, their classes, and the client of each example. A
+      DataFrame as X holds features.
     - a pandas DataFrame or a Hugging Face `Dataset`, whose columns are named below.
     - a torch `Dataset` of pairs (example, class); its `classes`, if any, name the classes.
     - a mapping `{client: data}`, where the data of each client are any of the above, without a
@@ -135,9 +136,18 @@ def _examples(data: Any, column: str | None, label: str, client: str | None) -> 
         x = data.x if data.kind == "features" else data.pixels
         return _Examples(x, names[data.y], data.users)
     if isinstance(data, Mapping):
-        return _of_clients([_examples(one, column, label, client) for one in data.values()])
+        return _of_clients(
+            {key: _examples(one, column, label, client) for key, one in data.items()}
+        )
     if isinstance(data, tuple) and len(data) in (2, 3):
         x, *labels = data
+        if hasattr(x, "columns"):  # a DataFrame of features
+            x = x.to_numpy()
+        if not (hasattr(x, "__len__") and hasattr(x, "__iter__")) or hasattr(x, "nnz"):
+            raise DataError(
+                f"the examples X are of type {type(x).__name__}; expected an array, or a list of "
+                "images or texts."
+            )
         return _Examples(_array(x) if isinstance(x, Tensor) else x, *labels)
     if hasattr(data, "column_names") or hasattr(data, "columns"):
         return _of_table(data, column, label, client)
@@ -146,19 +156,22 @@ def _examples(data: Any, column: str | None, label: str, client: str | None) -> 
     raise DataError(f"data is of type {type(data).__name__}; expected {_KINDS}.")
 
 
-def _of_clients(parts: Sequence[_Examples]) -> _Examples:
-    """Return the examples of all parts as one; the examples of part k belong to client k."""
-    if not parts:
+def _of_clients(held: Mapping[Any, _Examples]) -> _Examples:
+    """Return the examples of all clients as one; those of the k-th key belong to client k."""
+    if not held:
         raise DataError("data is an empty mapping; expected a dataset for each client.")
+    for key, part in held.items():
+        if not len(part.x):
+            raise DataError(f"client {key!r} has no examples. Leave it out of the mapping.")
+    parts = list(held.values())
     if any(part.clients is not None for part in parts):
         raise DataError(
             "data is a mapping from clients to datasets, and one of these names clients itself. "
             "Leave these clients out, or pass one dataset with all clients."
         )
     examples = [part.x for part in parts]
-    stackable = all(
-        isinstance(x, np.ndarray) and x.shape[1:] == examples[0].shape[1:] for x in examples
-    )
+    forms = {(x.dtype, x.shape[1:]) if isinstance(x, np.ndarray) else None for x in examples}
+    stackable = len(forms) == 1 and None not in forms
     x = np.concatenate(examples) if stackable else list(chain.from_iterable(examples))
     clients = np.repeat(np.arange(len(parts)), [len(part.x) for part in parts])
     labels = list(chain.from_iterable(part.labels for part in parts))
@@ -173,7 +186,8 @@ def _of_table(table: Any, column: str | None, label: str, client: str | None) ->
         if column is None:
             raise DataError(
                 f"the table has the columns {', '.join(names)}, and none is named 'text', 'image' "
-                "or 'path'. Name the column of the examples with as_dataset(..., column=...)."
+                "or 'path'. Name the column of the examples with as_dataset(..., column=...), or "
+                "pass features as (table[columns], table[label])."
             )
     if client is None and "client" in names:
         client = "client"
@@ -193,16 +207,26 @@ def _of_table(table: Any, column: str | None, label: str, client: str | None) ->
 def _of_pairs(data: Any) -> _Examples:
     """Return the examples of a torch dataset, or of any sequence of pairs (example, class)."""
     pairs = [data[i] for i in range(len(data))]
-    if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
+    paired = all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs)
+    labels = [_scalar(y) for _, y in pairs] if paired else []
+    if not paired or any(isinstance(y, np.ndarray | Tensor) for y in labels):
         raise DataError(
             f"data is a {type(data).__name__} whose items are not pairs (example, class). Expected "
             f"{_KINDS}."
         )
-    labels = [y.item() if hasattr(y, "item") else y for _, y in pairs]
     names = getattr(data, "classes", None)
     if isinstance(names, list | tuple) and all(isinstance(y, int) for y in labels):
+        if labels and not 0 <= min(labels) <= max(labels) < len(names):
+            raise DataError(
+                f"classes run from {min(labels)} to {max(labels)}, and data.classes has "
+                f"{len(names)} names; expected classes 0..{len(names) - 1}."
+            )
         labels = [names[y] for y in labels]
     return _Examples([x for x, _ in pairs], labels)
+
+
+def _scalar(y: Any) -> Any:
+    return y.item() if hasattr(y, "item") and y.reshape(-1).shape == (1,) else y
 
 
 def _numbers(clients: Sequence[Any], n: int) -> Ints:
@@ -217,10 +241,14 @@ def _texts(x: Any) -> list[str] | None:
     """Return the examples as texts; None if they are images."""
     if isinstance(x, np.ndarray) and x.dtype.kind not in "OU":
         return None
-    if not all(isinstance(one, str | Path) for one in x):
+    if all(Path(one).suffix.lower() in SUFFIXES for one in x if isinstance(one, str | Path)):
         return None
-    if all(Path(one).suffix.lower() in SUFFIXES for one in x):
-        return None
+    for i, one in enumerate(x):
+        if not isinstance(one, str | Path):
+            raise DataError(
+                f"example {i} is {_kind(one)}, and others are texts. Leave it out, or make it a "
+                "text."
+            )
     return [read_text(one) if isinstance(one, Path) else one for one in x]
 
 
@@ -274,31 +302,29 @@ def _image(one: Any, i: int, size: int | None, channels: int | None) -> Pixels:
         source = Path(one) if isinstance(one, str) else one
         return decode(source, name, channels or 3, size)
     if isinstance(one, Tensor):
-        one = _channels_last(array_of(one, f"image {i}"))
+        one = channels_last(array_of(one, f"image {i}"))
     square = None if size is None else (size, size)
     if isinstance(one, Image.Image):
         return to_array(one, name, channels or 3, square)
     if not isinstance(one, np.ndarray) or one.ndim not in (2, 3):
         raise DataError(
-            f"example {i} is of type {type(one).__name__}; expected an image (an array [H, W] or "
-            "[H, W, C], a PIL image, a path, or bytes of a file), a text, or "
-            "features (an array [d])."
+            f"example {i} is {_kind(one)}; expected an image (an array [H, W] or [H, W, C], a PIL "
+            "image, a path, or bytes of a file), a text, or features (an array of numbers, [d])."
         )
-    pixels = as_bytes(one, f"image {i}")
+    pixels = as_bytes(one, f"the pixels of image {i}")
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     check_layout(pixels.shape, f"image {i}")
     held = channels or (3 if size and pixels.shape[-1] == 4 else pixels.shape[-1])
     return Pictures((*(square or pixels.shape[:2]), held)).read(np.ascontiguousarray(pixels), i)
 
 
+def _kind(one: Any) -> str:
+    if isinstance(one, np.ndarray):
+        return f"an array {one.dtype}{list(one.shape)}"
+    return f"of type {type(one).__name__}"
+
+
 def _array(images: Tensor) -> np.ndarray[Any, Any]:
     """Return images [n, C, H, W], [n, H, W, C] or [n, H, W] as an array with channels last."""
     array = array_of(images, "the images")
-    return _channels_last(array) if array.ndim == 4 else array
-
-
-def _channels_last(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return images with channels last: [..., C, H, W] is transposed if C is 1 or 3 and W not."""
-    if array.ndim > 2 and array.shape[-3] in (1, 3) and array.shape[-1] not in (1, 3):
-        return np.moveaxis(array, -3, -1)
-    return array
+    return channels_last(array) if array.ndim == 4 else array

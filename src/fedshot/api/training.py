@@ -23,6 +23,7 @@ from fedshot.core import shutdown
 from fedshot.core.console import log_shown, tell
 from fedshot.core.errors import ConfigError, as_path
 from fedshot.data.class_split import random_shares
+from fedshot.data.dataset import Dataset
 from fedshot.evaluation.episodic_test import Score
 from fedshot.runs import run_folder
 from fedshot.runs.experiment import MAY_CHANGE, Experiment
@@ -113,7 +114,7 @@ def train(
     tree, notices = merged_settings(config, given)
     if out is not None:
         tree.setdefault("name", as_path("out", out).name)
-    chosen = _config(tree, memory, encoder, backbone)
+    chosen = _config(tree, memory, encoder, backbone, data_dir)
     folder = Path("runs") / chosen.name if out is None else as_path("out", out)
     for text in notices:
         note(text, progress)
@@ -250,6 +251,11 @@ def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, An
         if data is not None:
             trees.put(given, "data", expand_name("data", _plain(data)))
         return expand_names(given), None
+    if "data" in given:
+        raise ConfigError(
+            f"{next(trees.flat(given['data']))[0]!r} is an option of a source, and the data are in "
+            "memory. Pass fedshot.as_dataset(data, ...), which has options of its own."
+        )
     return expand_names(given), data
 
 
@@ -277,17 +283,22 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _config(tree: Settings, data: Any, encoder: Any, backbone: Any) -> Config:
+def _config(
+    tree: Settings, data: Any, encoder: Any, backbone: Any, data_dir: str | None
+) -> Config:  # fmt: skip
     """Return the configuration, with the data and modules passed in memory, if any."""
     if backbone is not None and trees.at(tree, "model.backbone.name") is None:
         trees.put(tree, "model.backbone.name", "module")
-    chosen = Config.of(tree) if data is None else _with_data(tree, data, raw=encoder is not None)
+    if data is not None:
+        raw = encoder is not None or trees.at(tree, "model.encoder.name") not in (None, NONE)
+        chosen = _with_data(tree, as_dataset(data, raw=raw, data_dir=data_dir))
+    else:
+        chosen = Config.of(tree)
     return with_modules(chosen, encoder, backbone)
 
 
-def _with_data(tree: Settings, data: Any, *, raw: bool) -> Config:
+def _with_data(tree: Settings, dataset: Dataset) -> Config:
     """Return the configuration for data in memory, with a default partition and class split."""
-    dataset = as_dataset(data, raw=raw or trees.at(tree, "model.encoder.name") not in (None, NONE))
     tree = {key: value for key, value in tree.items() if key != "data"}
     if dataset.users is not None:
         tree["partition"] = {"name": "users", **(tree.get("partition") or {})}

@@ -116,7 +116,7 @@ class TrainingRun:
         in training so far; `seconds` of the round without validation; `faults`, the number of
         lost or rejected replies; `skipped`, the reason why a round was skipped, or None. With
         simulated time also `hours`, simulated hours so far, and `late`, the number of clients that
-        were late.
+        were late. With `privacy` also `epsilon`, the privacy loss so far.
 
         Raises ConfigError if pandas is not installed.
         """
@@ -137,6 +137,8 @@ class TrainingRun:
                 "hours": [record["simulated"] / 3600 for record in records],
                 "late": [len(record["late"]) for record in records],
             }
+        if any("epsilon" in record for record in records):
+            fixed["epsilon"] = [record["epsilon"] for record in records]
         named = {
             f"metric_{name}" if name in {"round", *fixed} else name: [
                 record["metrics"].get(name, float("nan")) for record in records

@@ -39,7 +39,7 @@ from fedshot.config.schema import ModelOptions, RunOptions
 from fedshot.config.settings import Settings
 from fedshot.config.validation import built, checked, value_of, with_option_path
 from fedshot.core import storage
-from fedshot.core.errors import ConfigError, as_path, nearest
+from fedshot.core.errors import ConfigError, as_path, brief, nearest
 from fedshot.core.plugins import VARIABLE
 from fedshot.data.class_split import SplitOptions
 from fedshot.data.dataset import Dataset
@@ -430,10 +430,12 @@ def _take_kind(tree: Settings, path: str) -> tuple[str, Settings]:
         tree[above] = {}
     section = tree[above] if above else tree
     if not isinstance(section, dict):
-        raise ConfigError(f"{above} is {section!r}; expected keys and values, such as {path}.name.")
+        raise ConfigError(
+            f"{above} is {brief(section)}; expected keys and values, such as {path}.name."
+        )
     value = expand_name(path, section.pop(last, {}))
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} is {value!r}; expected a name, or keys and values.")
+        raise ConfigError(f"{path} is {brief(value)}; expected a name, or keys and values.")
     kind = value.pop("name", default)
     valid = [*kinds, NONE] if path in OPTIONAL else [*kinds]
     if kind not in valid:
@@ -446,5 +448,8 @@ def _take_kind(tree: Settings, path: str) -> tuple[str, Settings]:
         hint = nearest(str(kind), valid) + (f"{own}{known}.)" if path not in _CLOSED else "")
         raise ConfigError(f"{path}.name is {kind!r}. {hint}")
     if kind == NONE and path in OPTIONAL and value:
-        raise ConfigError(f"{path}.name is 'none', which has no options; got {value}.")
+        raise ConfigError(
+            f"{path}.name is 'none', which has no options; got {value}. Set {path}.name: "
+            f"{', '.join(kinds)}."
+        )
     return kind, value

@@ -112,7 +112,7 @@ def check_kind(name: str, value: Any, kind: type[Any], fix: str) -> None:
     """
     if not isinstance(value, kind):
         raise ConfigError(
-            f"{name} is {_shown(value)}; expected an object of type {kind.__name__}. {fix}"
+            f"{name} is {brief(value)}; expected an object of type {kind.__name__}. {fix}"
         )
 
 
@@ -120,13 +120,14 @@ def as_path(name: str, value: Any) -> Path:
     """Return an argument as a path. Raises ConfigError if it is not one."""
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
         raise ConfigError(
-            f"{name} is {_shown(value)}; expected a path as text or a pathlib.Path, such as "
+            f"{name} is {brief(value)}; expected a path as text or a pathlib.Path, such as "
             "'runs/digits'."
         )
     return Path(value)
 
 
-def _shown(value: Any) -> str:
+def brief(value: Any) -> str:
+    """Return a short value as Python writes it; for any other, its type, such as "a list"."""
     text = repr(value)
     short = isinstance(value, str | bytes | int | float | None) and len(text) <= 60
     return text if short else f"a {type(value).__name__}"

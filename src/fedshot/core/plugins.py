@@ -73,14 +73,20 @@ def registering(
                 f"{needs}. Put @dataclass(frozen=True) above its class, and inherit from "
                 f"{interface.__module__}.{interface.__name__}."
             )
-        if table.setdefault(name, made) is not made:
+        if not same_place(table.setdefault(name, made), made):
             raise ConfigError(
                 f"two classes are registered as {name!r}: {place(table[name])} and {place(made)}. "
                 "Choose another name for one of them."
             )
+        table[name] = made
         return made
 
     return register
+
+
+def same_place(old: type[Any], new: type[Any]) -> bool:
+    """Whether `new` is `old`, defined again: in a notebook's cell or by `importlib.reload`."""
+    return (old.__module__, old.__qualname__) == (new.__module__, new.__qualname__)
 
 
 def place(made: Any) -> str:

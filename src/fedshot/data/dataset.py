@@ -65,6 +65,8 @@ class Dataset:
     `groups` are group numbers (int64 [n]). Examples of one group, such as frames of a video or
     images of a patient, are nearly alike. Within a class, an episode never has examples of one
     group in both support and query set.
+
+    Raises DataError if shapes, types or numbers do not fit each other.
     """
 
     name: str
@@ -80,6 +82,12 @@ class Dataset:
     encoding: Encoding | None = None
 
     def __post_init__(self) -> None:
+        for given in (self.x, self.y, self.users, self.groups):
+            if not isinstance(given, np.ndarray | Tokens | RawTexts | None):
+                raise DataError(
+                    f"{self.name}: a {type(given).__name__} was given; expected numpy arrays. Make "
+                    "the dataset with fedshot.as_dataset, which also takes lists and tensors."
+                )
         if not isinstance(self.x, Tokens | RawTexts):
             _check_array(self.name, self.x)
         y, n = self.y, len(self.x)
@@ -108,6 +116,10 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def __repr__(self) -> str:  # without the examples, which may be private
+        examples = f"{len(self)} examples ({self.kind}, {list(self.shape)})"
+        return f"<Dataset {self.name}: {examples} of {self.n_classes} classes>"
 
     @property
     def n_classes(self) -> int:

@@ -113,10 +113,16 @@ def checked_round(
 ) -> tuple[Tree, dict[str, float]]:
     """Run a round of a method; return the server's new state and the metrics.
 
-    Raises MethodError if the method does not return both.
+    Raises MethodError if the method does not return both, or if a metric is not a number.
     """
     found: Any = method.round(server, clients, key)
     if type(found) is tuple and len(found) == 2 and isinstance(found[1], Mapping):
+        for name, value in found[1].items():
+            if not isinstance(value, int | float):
+                raise MethodError(
+                    f"{type(method).__name__}.round returned the metric {name!r} as a "
+                    f"{type(value).__name__}; expected a number. Write float(...) around it."
+                )
         if type(found[0]) is type(server):
             return found[0], dict(found[1])
         found = found[0]

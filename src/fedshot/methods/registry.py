@@ -3,7 +3,7 @@
 from typing import Any, TypeVar
 
 from fedshot.core.errors import ConfigError
-from fedshot.core.plugins import place
+from fedshot.core.plugins import place, same_place
 from fedshot.methods.base.fedavg_probe import FedAvgProbe
 from fedshot.methods.base.fedbabu import FedBABU
 from fedshot.methods.base.fedmeta import FedMeta
@@ -43,7 +43,8 @@ M = TypeVar("M", bound=type[Any])
 def register(method: M) -> M:
     """Register a method in this process, so that configurations can name it.
 
-    This is a class decorator. Raises ConfigError if the class is not a complete
+    This is a class decorator. A class that is defined again, as by a second run of a notebook's
+    cell, replaces the earlier one. Raises ConfigError if the class is not a complete
     `fedshot.protocol.method.Method`, or if another method has its name.
     """
     if not (isinstance(method, type) and issubclass(method, Method)):
@@ -68,11 +69,12 @@ def register(method: M) -> M:
         raise ConfigError(
             f"{method.__name__} does not define {', '.join(missing)}, which every method needs."
         )
-    if METHODS.setdefault(name, method) is not method:
+    if not same_place(METHODS.setdefault(name, method), method):
         raise ConfigError(
             f"two methods have the name {name!r}: {place(METHODS[name])} and {place(method)}. "
             "Choose another `name` for one of them."
         )
+    METHODS[name] = method
     return method
 
 

@@ -25,7 +25,12 @@ from fedshot.data.episodes.episode import Tasks
 from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.files.places import find_data_dir
-from fedshot.data.partitions.partition import ClientSplit, Partition, infeasible_clients
+from fedshot.data.partitions.partition import (
+    ClientSplit,
+    Partition,
+    check_assigned,
+    infeasible_clients,
+)
 from fedshot.data.partitions.resampled import Resampled
 from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.sent140 import split_users
@@ -145,9 +150,7 @@ class FederatedDataset:
         self.own_tests = not len(self.rows.novel)
         self.partition_key = (test_key if self.own_tests else self.key).at("partition")
         with with_option_path("partition", type(config.partition)):
-            self.client_split: ClientSplit = config.partition.assign(
-                self.dataset, self.rows.base, self.partition_key, config.episode
-            )
+            self.client_split = self._assigned(self.rows.base, self.partition_key, config.episode)
         if self.own_tests:
             self._check_own_tests()
         self._check_groups()
@@ -155,6 +158,12 @@ class FederatedDataset:
             self.dataset, self.client_split.train, config.training_episode, divides=config.divides
         )
         self.clients = [c for c in range(len(self.client_split.train)) if c not in self.left_out]
+
+    def _assigned(self, rows: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
+        """Return the partition of some rows of the dataset."""
+        split = self.config.partition.assign(self.dataset, rows, key, spec)
+        check_assigned(self.config.settings["partition"]["name"], split, rows)
+        return split
 
     @cached_property
     def base_classes(self) -> tuple[int, ...]:
@@ -379,9 +388,8 @@ class PreparedRun(FederatedDataset):
         if options.pool == "shared":
             return self._drawn("novel", options, options.episodes)
         spec = self._shape(options)
-        held = self.config.partition.assign(
-            self.dataset, self.rows.novel, Key(options.seed).at("partition", "novel"), spec
-        ).train
+        key = Key(options.seed).at("partition", "novel")
+        held = self._assigned(self.rows.novel, key, spec).train
         if len(held) != len(self.client_split.train):
             raise ConfigError(
                 f"test.pool is 'clients', and the partition divides the novel examples among "

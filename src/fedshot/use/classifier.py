@@ -93,8 +93,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """Store labelled examples, in place of the examples of an earlier call.
 
         Args:
-            X: images: arrays [n, H, W, C] or [n, H, W], uint8 or floats in [0, 1]; paths, bytes of
-                files, or PIL images. Texts: strings, paths (pathlib.Path), or lists of words.
+            X: images: arrays [n, H, W, C] or [n, H, W], uint8 or floats in [0, 1], tensors also
+                [n, C, H, W]; paths, bytes of files, or PIL images. Texts: strings, paths
+                (pathlib.Path), or lists of words. Features: [n, d].
             y: labels of any type, one for each example, of at least two classes.
 
         Raises InputError, a ValueError, for invalid examples or labels.
@@ -116,6 +117,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             y: as in `fit`.
             classes: all labels that may occur, as in scikit-learn; other labels are errors. If
                 given, the first examples may all be of one class, but `predict` needs two classes.
+
+        Raises ConfigError if the method cannot add examples, and InputError as `fit`.
         """
         run = self.opened
         if not run.method.traits.adds_examples:
@@ -140,7 +143,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return self
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
-        """Return the accuracy for labels of any type; `sample_weight` is [n], not negative."""
+        """Return the accuracy in [0, 1] for labels of any type; `sample_weight` [n] is at least 0.
+
+        Raises InputError for invalid examples, labels or weights.
+        """
         predicted = self.predict(X).tolist()
         labels = labels_of(y, len(predicted)).tolist()
         right = [bool(a == b) for a, b in zip(predicted, labels, strict=True)]
@@ -158,7 +164,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return float(np.average(right, weights=weights))
 
     def predict(self, X: Any) -> Labels:  # noqa: N803
-        """Return the most probable label of each example; `unknown_label` for rejected examples."""
+        """Return the most probable label of each example, [n]; `unknown_label` if it is rejected.
+
+        Raises InputError for invalid examples, and scikit-learn's NotFittedError before `fit`.
+        """
         logits = self.logits(X)
         labels: Labels = self.classes_[logits.argmax(dim=1).numpy()]
         if self.accept_unknown is None:
@@ -169,7 +178,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return out
 
     def predict_proba(self, X: Any) -> Labels:  # noqa: N803
-        """Return probabilities [n, classes]; each row sums to 1."""
+        """Return probabilities, float64 [n, classes]; each row sums to 1. Raises as `logits`."""
         return self.probabilities(self.logits(X))
 
     def probabilities(self, logits: Tensor) -> Labels:
@@ -185,7 +194,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return self.calibration_.accepts(logits, self.accept_unknown).numpy()
 
     def logits(self, X: Any) -> Tensor:  # noqa: N803
-        """Return the method's logits [n, classes], before temperature and softmax."""
+        """Return the method's logits [n, classes], before temperature and softmax.
+
+        Raises as `predict`, and CheckpointError if the logits are not finite.
+        """
         check_is_fitted(self, "support_")
         self._check_unchanged()
         if len(self.classes_) < 2:
@@ -351,8 +363,6 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
     def _examples(self, X: Any, *, fitting: bool = True) -> Tensor:  # noqa: N803
         """Return examples as inputs of the model; a subclass may convert other types."""
         del fitting
-        if isinstance(X, Tensor) and X.dtype in (torch.uint8, torch.int32):
-            X = X.numpy(force=True)  # noqa: N806
         return self.inputs(X)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from fedshot.core.errors import DataError, InputError
 from fedshot.data.dataset import Features
 from fedshot.data.encoders.frozen import Block
 from fedshot.data.example_inputs import Pictures, Sentences, read_raw, read_text
+from fedshot.data.files.images import check_layout
 from fedshot.data.tokens import FIRST_WORD, PADDING
 from fedshot.runs.dataset_info import DatasetInfo
 
@@ -58,7 +59,9 @@ class Inputs:
 
         Raises InputError, which names the example, if an example is invalid.
         """
-        x = array_of(x, "the examples") if isinstance(x, Tensor) else _listed(x)
+        x = _listed(x)
+        if isinstance(x, Tensor) and self._pictures is None:
+            x = array_of(x, "the examples")
         try:
             if self._info.original is not None:
                 return self._encoded(x)
@@ -142,9 +145,15 @@ class Inputs:
         return torch.from_numpy(array)
 
     def _images(self, x: Any, pictures: Pictures) -> Tensor:
+        if isinstance(x, Tensor):
+            x = array_of(x, "the examples")
+            x = channels_last(x) if x.ndim == 4 else x
+        elif _is_list(x):
+            x = [channels_last(array_of(one, f"image {i}")) if isinstance(one, Tensor) else one
+                 for i, one in enumerate(x)]  # fmt: skip
         array = x if isinstance(x, np.ndarray) else None
         if array is None and _is_list(x) and _all_arrays(x) and len({np.shape(a) for a in x}) == 1:
-            array = np.stack([_as_array(a, f"image {i}") for i, a in enumerate(x)])
+            array = np.stack(x)
         if array is not None and array.dtype != object and array.dtype.kind not in "US":
             if array.ndim not in _ARRAY_DIMS:
                 raise InputError(
@@ -168,6 +177,7 @@ class Inputs:
                 array = array[..., None]
             if array.shape[1:] == pictures.shape:
                 return torch.from_numpy(np.array(array, order="C"))  # a copy that torch may own
+            check_layout(array.shape, "the examples")
             items: Sequence[Any] = list(array)
         elif _is_list(x) or (isinstance(x, np.ndarray) and x.ndim):
             items = list(x)
@@ -283,10 +293,8 @@ def as_bytes(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
 def _picture(one: Any, i: int) -> Any:
     if isinstance(one, str):
         return Path(one)
-    if isinstance(one, Tensor):
-        one = array_of(one, f"image {i}")
     if isinstance(one, np.ndarray):
-        return as_bytes(one, f"image {i}")
+        return as_bytes(one, f"the pixels of image {i}")
     if isinstance(one, Path | bytes | Image.Image):
         return one
     raise InputError(
@@ -307,6 +315,13 @@ def array_of(tensor: Tensor, name: str) -> np.ndarray[Any, Any]:
         raise InputError(f"{name} are a tensor that numpy cannot represent: {error}") from None
 
 
+def channels_last(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return images with channels last: [..., C, H, W] is transposed if C is 1 or 3 and W not."""
+    if array.ndim > 2 and array.shape[-3] in (1, 3) and array.shape[-1] not in (1, 3):
+        return np.moveaxis(array, -3, -1)
+    return array
+
+
 def _as_array(one: Any, name: str) -> np.ndarray[Any, Any]:
     return array_of(one, name) if isinstance(one, Tensor) else np.asarray(one)
 
@@ -316,7 +331,7 @@ def _listed(x: Any) -> Any:
 
     Other values are returned unchanged.
     """
-    known = isinstance(x, str | bytes | list | tuple | np.ndarray | Mapping | Set)
+    known = isinstance(x, str | bytes | list | tuple | np.ndarray | Tensor | Mapping | Set)
     if known or hasattr(x, "columns") or not hasattr(x, "__len__"):
         return x
     if hasattr(type(x), "__iter__"):
@@ -335,7 +350,7 @@ def _pairs(one: Any) -> str:
 
 
 def _all_arrays(x: Sequence[Any]) -> bool:
-    return len(x) > 0 and all(isinstance(a, np.ndarray | Tensor) for a in x)
+    return len(x) > 0 and all(isinstance(a, np.ndarray) for a in x)
 
 
 def _is_list(x: Any) -> bool:

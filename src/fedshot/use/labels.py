@@ -37,7 +37,8 @@ def labels_of(y: Any, n: int) -> Labels:
         try:
             found = column_or_1d(y, warn=True)
         except ValueError as error:
-            raise InputError(f"{error}. Expected one label for each example.") from error
+            reason = str(error).rstrip(".")
+            raise InputError(f"{reason}. Expected one label for each example.") from error
     if len(found) != n:
         raise InputError(
             f"there are {n} examples and {len(found)} labels; expected one label for each example. "

@@ -11,7 +11,12 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.overlapping import Overlapping
 from fedshot.data.partitions.own_classes import Clusters, Pathological
-from fedshot.data.partitions.partition import Partition, infeasible_clients
+from fedshot.data.partitions.partition import (
+    ClientSplit,
+    Partition,
+    check_assigned,
+    infeasible_clients,
+)
 from fedshot.data.partitions.pooled import Dirichlet, Iid, Shards, Users, WholeClasses
 from fedshot.data.partitions.registry import PARTITIONS
 from fedshot.data.partitions.resampled import Resampled
@@ -45,6 +50,19 @@ def test_a_partition_is_read_client_by_client():
 def test_offsets_that_do_not_cut_the_rows_are_refused():
     with pytest.raises(DataError, match="numbers from 0 to 2"):
         Partition(np.array([1, 2]), np.array([0, 3]))
+
+
+def test_only_the_rows_to_divide_may_be_assigned_and_to_some_client():
+    rows = np.array([3, 5, 7])
+    fits, outside = Partition.of([rows[:2], rows[1:]]), Partition.of([rows, np.array([5, 6])])
+    check_assigned("mine", ClientSplit(fits, test=fits), rows)
+    for split in (ClientSplit(outside), ClientSplit(fits, validation=outside)):
+        with pytest.raises(DataError, match="assigned row 6, which is none of the 3 rows to divid"):
+            check_assigned("mine", split, rows)
+    with pytest.raises(DataError, match="partition 'mine' has no clients"):
+        check_assigned("mine", ClientSplit(Partition.of([])), rows)
+    with pytest.raises(DataError, match="returned a Partition; expected a ClientSplit"):
+        check_assigned("mine", fits, rows)
 
 
 @pytest.mark.parametrize("name", sorted(PARTITIONS))

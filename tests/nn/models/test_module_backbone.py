@@ -155,6 +155,16 @@ def test_batch_norm_that_is_not_trained_stays_as_it_is() -> None:
         assert after == {}
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_weights_without_values_and_scripts_are_refused() -> None:
+    for net in (nn.LazyLinear(3), nn.Linear(4, 3, device="meta")):
+        with pytest.raises(ConfigError, match=r"no values for 'weight'\. Load its weights"):
+            model(net).init(Key(0))
+    traced = torch.jit.trace(nn.Linear(4, 3), torch.zeros(1, 4))
+    with pytest.raises(ConfigError, match=r"model\.backbone is TorchScript"):
+        model(traced).init(Key(0))
+
+
 def test_a_parameter_that_requires_no_gradient_is_not_trained() -> None:
     net = SmallViT()
     net.layers.requires_grad_(False)

@@ -114,7 +114,7 @@ class Partitioner(Protocol):
     """A rule that assigns images to clients; its fields are its options."""
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
-        """Assign the rows `indices` to clients; `key` seeds all random choices.
+        """Return the rows of each client, taken from `indices`; `key` seeds all random choices.
 
         Each client should be able to form an episode of `spec`, but need not be. Raises DataError
         if the rows cannot be divided.
@@ -153,6 +153,28 @@ def check_client_split(dataset: Dataset, indices: Ints, clients: int) -> None:
             f"row numbers run from {indices.min()} to {indices.max()}; {dataset.name} has "
             f"{len(dataset)} images, 0..{len(dataset) - 1}"
         )
+
+
+def check_assigned(kind: str, split: object, indices: Ints) -> None:
+    """Raise DataError unless partition `kind` assigned only rows of `indices`, to some clients.
+
+    `split` is what its `assign` returned, which may be anything if the partition is the user's.
+    """
+    if not isinstance(split, ClientSplit):
+        raise DataError(
+            f"assign of partition {kind!r} returned a {type(split).__name__}; expected a "
+            "ClientSplit. Return ClientSplit(Partition.of(rows)), where rows[k] are the row "
+            "numbers of client k."
+        )
+    if not len(split.train):
+        raise DataError(f"partition {kind!r} has no clients; expected at least one.")
+    for part in filter(None, (split.train, split.test, split.validation)):
+        others = part.indices[~np.isin(part.indices, indices)]
+        if len(others):
+            raise DataError(
+                f"partition {kind!r} assigned row {others[0]}, which is none of the {len(indices)} "
+                "rows to divide, and may belong to the test. Assign only the rows `indices`."
+            )
 
 
 def check_least(least: int, **options: int | None) -> None:

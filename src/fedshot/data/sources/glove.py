@@ -50,7 +50,7 @@ def find_vectors(vectors: str | None, dim: int, data_dir: Path | None) -> Path:
         raise DataError(
             f"texts need word vectors, and there is no data folder to search. Set $FEDSHOT_DATA, "
             f"or {OPTION}, to the folder that holds glove/glove.6B.{dim}d.txt; or set `vectors` to "
-            "a file."
+            "a file, for data in memory in fedshot.as_dataset(data, vectors=file)."
         )
     else:
         found = chain.from_iterable(

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError, check_word
@@ -97,6 +98,7 @@ class ModuleBackbone(UserModule):
     @cached_property
     def _loaded(self) -> tuple[FunctionalModule, str]:
         module = self.module(self.digest)
+        _check_weights(module)
         sha = hashlib.sha256(repr(module).encode())
         if not any(module.children()):
             module = nn.Sequential(module)  # only a layer inside a module can be replaced
@@ -290,6 +292,17 @@ def held_backbone(options: Any, module: Any) -> ModuleBackbone:
             "model.backbone.name to 'module', or leave `backbone` out."
         )
     return options.hold(module)
+
+
+def _check_weights(module: nn.Module) -> None:
+    """Raise ConfigError for weights without values, and for TorchScript with its fixed weights."""
+    if any(isinstance(one, torch.jit.ScriptModule) for one in module.modules()):
+        raise ConfigError("model.backbone is TorchScript. Pass the module that it was made from.")
+    for name, leaf in module.named_parameters():
+        if is_lazy(leaf) or leaf.is_meta:
+            raise ConfigError(
+                f"model.backbone has no values for {name!r}. Load its weights, or call it once."
+            )
 
 
 def _add_adapters(
