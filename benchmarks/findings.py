@@ -73,12 +73,13 @@ FIGURES: dict[str, tuple[str, list[Row], str]] = {
         ("class means alone", f"{FRL}/proto-r0.cifar-noniid"),
     ], "proto-r0"),
     "frl-bytes": ("CIFAR-100, groups of ten, IID", [
-        ("FRL, linear (76 GB and more)", f"{FRL}/linear.cifar-iid"),
-        ("FRL, distance-based", f"{FRL}/proto.cifar-iid"),
-        ("FedAvg and class means (0.6 GB)", f"{FRL}/probe-mean.cifar-iid"),
+        ("FRL, distance-based (84 GB)", f"{FRL}/proto.cifar-iid"),
+        ("FRL, linear", f"{FRL}/linear.cifar-iid"),
+        ("FedAvg, ridge regression (0.6 GB)", f"{FRL}/probe-ridge.cifar-iid"),
+        ("FedAvg and class means", f"{FRL}/probe-mean.cifar-iid"),
         ("one-shot FL", f"{FRL}/one-shot.cifar-iid"),
         ("fine-tuning by FedAvg", f"{FRL}/finetune.cifar-iid"),
-    ], "probe-mean"),
+    ], "probe-"),
     "personal": ("five classes of five images at each client; CIFAR-100 (upper) and MNIST", [
         ("pFedFSL, CIFAR-100", f"{OWN}/pfedfsl-paper.cifar100-n5-k5-path"),
         ("Ditto, CIFAR-100", f"{OWN}/ditto.cifar100-n5-k5-path"),

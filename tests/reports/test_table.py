@@ -210,7 +210,8 @@ def test_a_method_that_does_not_beat_the_best_floor_is_told_so():
     assert f"bad: below raw pixels ({MINUS}29.00 ± 4.30 points)." in text
     assert text.index("bad") < text.index("chance")
     outcomes = [
-        r["against_floor"] and r["against_floor"]["outcome"] for r in json.loads(as_json(rows))
+        r["against_baseline"] and r["against_baseline"]["outcome"]
+        for r in json.loads(as_json(rows))
     ]
     assert outcomes == ["above", "unclear", "below", None, None]
 

@@ -146,11 +146,11 @@ def test_the_raw_pixels_stand_beside_every_result(
     )
     assert main(words("compare", runs["proto-0"], runs["other"], "--json")) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [r["label"] for r in rows if r["floor"]] == [
+    assert [r["label"] for r in rows if r["baseline"]] == [
         "raw pixels (proto-0)",
         "raw pixels (other)",
     ]
-    assert [r["against_floor"]["floor"] for r in rows[:2]] == [r["label"] for r in rows[2:]]
+    assert [r["against_baseline"]["baseline"] for r in rows[:2]] == [r["label"] for r in rows[2:]]
     assert main(words("evaluate", runs["local"])) == 0
     assert "\nraw pixels: " in capsys.readouterr().out
 

@@ -145,10 +145,10 @@ def _values(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> dict[str, obje
              "tasks", "note")  # fmt: skip
     values = {name: getattr(row, name) for name in names}
     against = found and {
-        "floor": found.other.label,
+        "baseline": found.other.label,
         **{name: getattr(found, name) for name in ("difference", "interval", "paired", "outcome")},
     }
-    return {"label": row.label, "floor": row.baseline, **values, "against_floor": against}
+    return {"label": row.label, "baseline": row.baseline, **values, "against_baseline": against}
 
 
 def comparison_values(rows: Sequence[ComparisonRow]) -> dict[str, Any] | None:
