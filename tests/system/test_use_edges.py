@@ -135,9 +135,9 @@ def test_what_is_no_run_no_client_and_no_format_is_refused_in_plain_words(run: E
     asked: list[tuple[Callable[[], Any], str]] = [
         (lambda: FewShotClassifier.from_run(run.folder, client=0), "clients of fl_proto keep no m"),
         (lambda: FewShotClassifier.from_run(5), "run is 5; expected a path"),  # type: ignore[arg-type]
-        (lambda: FewShotClassifier.from_run(None), "folder is None; expected a path"),  # type: ignore[arg-type]
+        (lambda: FewShotClassifier.from_run(None), "run is None; expected a path"),  # type: ignore[arg-type]
         (lambda: TrainedRun(b"runs/x"), "folder is b'runs/x'; expected a path"),  # type: ignore[arg-type]
-        (lambda: Run.read(5), "run is 5; expected a path"),  # type: ignore[arg-type]
+        (lambda: Run.read(5), "folder is 5; expected a path"),  # type: ignore[arg-type]
         (lambda: export("runs/x", "onnx", Path()), "run is 'runs/x'; expected an object of type T"),  # type: ignore[arg-type]
         (lambda: export(opened, "pickle", Path()), "to is 'pickle'. Valid: onnx"),  # type: ignore[arg-type]
         (lambda: measure(run.folder), "expected an object of type TrainedRun. Open one with"),  # type: ignore[arg-type]
