@@ -22,7 +22,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from fedshot.core.errors import CheckpointError, ConfigError, DataError, InputError
+from fedshot.core.errors import CheckpointError, ConfigError, DataError, InputError, as_path
 from fedshot.data.dataset import check_spellings
 from fedshot.use.calibration import Calibration, CalibrationWarning, calibration_of
 from fedshot.use.inputs import Inputs, joined
@@ -335,8 +335,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         """The opened run, reopened only if its folder, `data_dir` or a module changes."""
         asked = (str(self.run), self.data_dir, self.encoder, self.backbone)
         if getattr(self, "_asked", None) != asked:
+            folder = as_path("run", self.run)
             self._run = run = TrainedRun(
-                self.run, self.data_dir, encoder=self.encoder, backbone=self.backbone
+                folder, self.data_dir, encoder=self.encoder, backbone=self.backbone
             )
             self._inputs = Inputs(run.dataset_info, run.config, run.encode)
             self._asked = asked

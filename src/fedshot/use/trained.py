@@ -60,7 +60,7 @@ class TrainedRun:
         self, folder: Path | str, data_dir: str | None = None, *, encoder: Any = None,
         backbone: Any = None,
     ) -> None:  # fmt: skip
-        self.folder, self._data_dir = as_path("run", folder), data_dir
+        self.folder, self._data_dir = as_path("folder", folder), data_dir
         config = run_folder.configuration(self.folder, any_device=True)
         self.config = with_modules(config, encoder, backbone)
         self.checkpoints = run_folder.checkpoints(self.folder)
