@@ -122,11 +122,15 @@ def pages(
 def _tables(
     every: Sequence[CellResult], recipes: Mapping[str, Recipe]
 ) -> tuple[_Tables, list[str]]:
-    """Return the tables of results by recipe and variant, and messages on outdated results."""
+    """Return the tables of results by recipe and variant, and messages on outdated results.
+
+    The tables of a recipe begin with those of its budget `paper`.
+    """
     tables: dict[tuple[str, str], _Table] = {}
     left_out: list[str] = []
-    key = attrgetter("recipe", "variant")
-    for (name, variant), group in itertools.groupby(sorted(every, key=key), key):
+    by_table = attrgetter("recipe", "variant")
+    every = sorted(every, key=lambda one: (one.recipe, one.variant[:5] != "paper", one.variant))
+    for (name, variant), group in itertools.groupby(every, by_table):
         states, others = current(name, variant, list(group), recipes.get(name))
         left_out += others
         if states:
