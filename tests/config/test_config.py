@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -113,8 +114,13 @@ def test_what_is_merged_in_gives_way_and_is_not_given_twice(tmp_path: Path) -> N
     ],
 )
 def test_unclear_yaml_is_refused_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        read(tmp_path, text)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)  # Python's own, which a library may have raised
+    try:
+        with pytest.raises(ConfigError) as error:
+            read(tmp_path, text)
+    finally:
+        sys.setrecursionlimit(limit)
     assert expected in str(error.value)
     assert "config.yaml" in str(error.value)
 
