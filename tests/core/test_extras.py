@@ -118,8 +118,8 @@ def test_a_package_that_fails_when_it_is_imported_is_named_without_a_traceback(
     )
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1] == (
-        "fedshot: error: torch is installed, but fails: libgomp.so.1: no such file. Install it "
-        "again, or what it lacks."
+        "fedshot: error: torch is installed, but fails: libgomp.so.1: no such file. "
+        "Reinstall it, or install what it lacks."
     )
     assert "Traceback" not in ended.stderr
 

@@ -156,7 +156,9 @@ def _words(error: BaseException, options: argparse.Namespace) -> str | None:
     if isinstance(error, FedshotError):
         return str(error)
     if isinstance(error, ImportError) and (package := unusable(error)):
-        return f"{package} is installed, but fails: {error}. Install it again, or what it lacks."
+        return (
+            f"{package} is installed, but fails: {error}. Reinstall it, or install what it lacks."
+        )
     if isinstance(error, OSError):
         message = f"{_os_words(error)}."
     elif isinstance(error, MemoryError) or (
