@@ -68,6 +68,11 @@ def test_errors_are_those_of_the_configuration(tmp_path, small, settings, text):
         trained(tmp_path / "x", small, **settings)
 
 
+def test_a_method_given_as_the_configuration_is_named():
+    with pytest.raises(fs.ConfigError, match=r"config is 'fl_proto', a method\. Write method="):
+        fs.train("fl_proto")
+
+
 def test_a_run_is_resumed_only_if_asked_and_with_its_settings(tmp_path, small, first):
     folder = tmp_path / "first"
     trained(folder, small, rounds=1)

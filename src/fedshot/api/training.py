@@ -222,6 +222,8 @@ def merged_settings(
     config: str | os.PathLike[str] | Mapping[str, Any] | None, given: Settings
 ) -> tuple[Settings, list[str]]:
     """Merge settings over those of a YAML file or a mapping; return them and notices to show."""
+    if isinstance(config, str) and config in KINDS["method"][0] and not _exists(config):
+        raise ConfigError(f"config is {config!r}, a method. Write method={config!r}.")
     if not isinstance(config, Mapping):
         config = {} if config is None else load(as_path("config", config))
     return merge_over(config, given)

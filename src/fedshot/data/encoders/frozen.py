@@ -116,11 +116,16 @@ class LoadedEncoder:
     def forward(self, inputs: Any, n: int) -> Features:
         """Return the features, float32 [n, d], of n prepared examples.
 
-        Raises ConfigError if the module returns anything other than n rows of floats.
+        Raises ConfigError if the module returns anything other than n rows of finite floats.
         """
         with torch.inference_mode():
-            found = self._features(inputs, n)
-        return np.ascontiguousarray(found.float().numpy(force=True))
+            found = np.ascontiguousarray(self._features(inputs, n).float().numpy(force=True))
+        if not np.isfinite(found).all():
+            raise ConfigError(
+                "model.encoder returns NaN or infinity. Check its weights, and whether its output "
+                "overflows in half precision."
+            )
+        return found
 
     def _features(self, inputs: Any, n: int) -> Tensor:
         module = self.network.module
