@@ -27,7 +27,6 @@ from fedshot.learners.proto import Proto
 from fedshot.methods.registry import METHODS
 from fedshot.nn.models.backbones import MLP
 from fedshot.nn.models.model import Model
-from fedshot.runs import run_folder
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 
@@ -419,51 +418,6 @@ def test_an_unknown_option_gets_the_nearest_ones_however_deep(
     assert expected in refusal({}, *words)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--run.unable", "refuse"], "'run.unable' is called 'run.infeasible_clients' now"),
-        (["--method", "fedfsl_naive", "--method.moments", "kept"],
-         "'method.moments' is called 'method.optimizer_state' now, and its value 'fresh' is "
-         "'reset', and its value 'kept' is 'keep'. Write the new name."),
-        (["--method", "fedfsl_mi_adv", "--method.floor", "0.1"], "called 'method.min_prob' now"),
-        (["--method.moments", "kept"], "there is no option 'method.moments'"),
-        (["--method", "f2l", "--method.answer_by", "turns"], "called 'method.test_clients' now"),
-        (["--partition", "redealt"], "partition 'redealt' is called 'resampled' now"),
-    ],
-)  # fmt: skip
-def test_an_option_that_was_renamed_is_refused_with_its_new_name(
-    words: list[str], expected: str
-) -> None:
-    assert expected in refusal({}, *words)
-
-
-def test_settings_that_differ_in_the_name_of_an_option_alone_are_equal() -> None:
-    now = Config.of({"method": {"name": "fedfsl_naive", "optimizer_state": "keep"}}).settings
-    was = {key: dict(value) if isinstance(value, dict) else value for key, value in now.items()}
-    was["run"]["unable"] = was["run"].pop("infeasible_clients")
-    del was["method"]["optimizer_state"]
-    assert difference(was | {"method": was["method"] | {"moments": "kept"}}, now) is None
-    assert difference(was | {"method": was["method"] | {"moments": "fresh"}}, now) == (
-        "method.optimizer_state was 'reset', is 'keep'"
-    )
-    divided = Config.of({"method": "frl", "partition": "resampled"}).settings
-    old = divided | {"partition": divided["partition"] | {"name": "redealt"}}
-    assert difference(old, divided) is None
-
-
-def test_a_run_of_an_older_version_is_read_with_the_names_of_today(tmp_path: Path) -> None:
-    (tmp_path / run_folder.CONFIG).write_text(
-        "method: {name: fedfsl_naive, moments: kept}\n"
-        "run: {unable: refuse}\npartition: {name: redealt, clients: 4}\n"
-    )
-    assert run_folder.written(tmp_path) == {
-        "method": {"name": "fedfsl_naive", "optimizer_state": "keep"},
-        "run": {"infeasible_clients": "refuse"},
-        "partition": {"name": "resampled", "clients": 4},
-    }
-
-
 # Defaults.
 
 
@@ -546,17 +500,6 @@ def test_settings_say_what_a_replaced_part_is() -> None:
     model = changed.model.of((4, 4, 1), None)
     assert changed.method(model, (0, 1, 2), 3).episode == EpisodeSpec(way=3)  # type: ignore[attr-defined]
     assert config.settings == Config.of(config.settings).settings
-
-
-def test_a_value_that_older_versions_took_is_refused_with_what_to_set() -> None:
-    method = {"name": "frl", "positions": "sum"}
-    with pytest.raises(ConfigError, match=r"'sum', which .* to 'mean', and multiply method\.gamma"):
-        Config.of({"method": method})
-    assert Config.of({"method": method | {"positions": "mean"}})
-    with pytest.raises(ConfigError, match=r"affinity is 'sign', which pfedfsl no longer has"):
-        Config.of({"method": {"name": "pfedfsl", "affinity": "sign"}})
-    with pytest.raises(ConfigError, match=r"method\.noise is 0\.1, and pfedfsl no longer has"):
-        Config.of({"method": {"name": "pfedfsl", "noise": 0.1}})
 
 
 def test_settings_replaced_without_their_parts_are_refused() -> None:

@@ -144,9 +144,6 @@ def test_entry_points_and_modules_are_registered_and_faults_name_them(
         plugins.load({})
     monkeypatch.setenv("FEDSHOT_PLUGINS", " a, b ,")
     assert plugins.modules() == ["a", "b"]
-    monkeypatch.setenv("FEDSHOT_ENCODERS", "old")
-    with pytest.raises(ConfigError, match="FEDSHOT_ENCODERS is called FEDSHOT_PLUGINS now"):
-        plugins.load({})
 
 
 class Run(Protocol):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedshot.core import storage
 from fedshot.core.errors import CheckpointError
 from fedshot.core.tree import Tree
 from fedshot.fleets.private import PrivateStore
@@ -231,25 +230,6 @@ def test_another_store_on_the_same_folder_goes_on(store: PrivateStore) -> None:
     assert value(again, 1) == 1.0
     again.save(1, (2, 0), state(2))
     assert again.seal(2, [1]) == expected
-
-
-def test_an_index_of_an_older_version_with_an_entry_for_every_client_is_read(
-    store: PrivateStore,
-) -> None:
-    store.save(3, (1, 0), state(1))
-    store.seal(1, [])
-    path = store.folder / "index-000001.safetensors"
-    entries, _, _ = storage.read(path)
-    assert entries["clients"].tolist() == [3]
-    versions, shas = torch.full((4, 2), -1, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
-    versions[3], shas[3] = entries["versions"][0], entries["shas"][0]
-    older = storage.write(path, {"versions": versions, "shas": shas}, sync=False)
-    again = PrivateStore(store.folder)
-    again.rewind(1, older)
-    assert [value(again, client) for client in range(5)] == [None, None, None, 1.0, None]
-    again.save(0, (2, 0), state(2))
-    again.seal(2, [1])
-    assert [value(again, client) for client in (0, 2, 3, 4)] == [2.0, None, 1.0, None]
 
 
 def test_opening_an_earlier_round_shows_its_states_and_changes_nothing(

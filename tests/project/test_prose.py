@@ -15,8 +15,8 @@ PACKAGE = Path(fedshot.__file__).parent
 ROOT = Path(__file__).parents[2]
 MADE = {ROOT / "docs/results.md", *(ROOT / "docs/results").glob("*.md")}  # of results' files
 PAGES = sorted(
-    {ROOT / "README.md"}.union(
-        *((ROOT / folder).rglob("*.md") for folder in ("docs", "results", "changelog.d"))
+    {ROOT / "README.md", ROOT / "CHANGELOG.md"}.union(
+        *((ROOT / folder).rglob("*.md") for folder in ("docs", "results"))
     )
     - MADE
 )

@@ -61,8 +61,9 @@ def example(**parts: Any) -> Recipe:
 
 def made(commit: str, cores: int = 2, after: int = -1) -> dict[str, Any]:
     """Who trained a seed, from which round on."""
-    machine = {"cores": cores, "machine": "x86", "torch": "2"}
-    return {"after_round": after, "commit": commit, "machine": machine}
+    machine = {"cores": cores, "machine": "x86", "torch": "2", "processor": "x86",
+               "kernels": "compiled"}  # fmt: skip
+    return {"after_round": after, "commit": commit, "code": commit, "machine": machine}
 
 
 def facts(accuracy: float = 0.5, **other: Any) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def facts(accuracy: float = 0.5, **other: Any) -> dict[str, Any]:
     each = [accuracy] * 10
     test = {"accuracy": accuracy, "interval": 0.1, "episodes": 10, "unanswered": 0, "diverged": 0,
             "tasks": "abc", "transductive": False, "clients": {}, "worst_tenth": None,
-            "per_episode": each}  # fmt: skip
+            "confusion": {}, "spread": None, "missing": [], "per_episode": each}  # fmt: skip
     return {
         "test": test, "queries": 10, "round": 2, "rounds": 2, "bytes_down": 10, "bytes_up": 10,
         "seconds": 1.0, "validation": [[0, 0.3, 0.1], [2, 0.4, 0.1]],

@@ -794,10 +794,7 @@ def test_code_whose_state_git_cannot_tell_counts_as_changed(
 
 
 def test_who_trained_a_run_is_kept_with_it(tmp_path: Path) -> None:
-    here, there = (
-        {"commit": c, "machine": {"machine": "x86_64", "cores": 2, "torch": "2.13.0"}}
-        for c in ("a", "b")
-    )
+    here, there = ({k: v for k, v in made(c).items() if k != "after_round"} for c in ("a", "b"))
     assert provenance.note(tmp_path, -1, here) == [{"after_round": -1, **here}]
     assert provenance.note(tmp_path, 4, here) == [{"after_round": -1, **here}]
     assert provenance.note(tmp_path, 7, there)[1] == {"after_round": 7, **there}
@@ -813,8 +810,6 @@ def test_commits_that_leave_the_code_alone_are_one_version_of_it(tmp_path: Path)
     assert marks(cell, found) == []
     found = results.add(cell, "paper", None, 2, facts(made=[made("89ab") | {"code": "d"}]))
     assert marks(cell, found) == ["seeds trained by several versions of the code"]
-    assert len(provenance.versions([made("0123"), *same])) == 1  # an older part of that commit
-    assert len(provenance.versions([made("ffff"), *same])) == 2
     assert provenance.note(tmp_path / "run", -1, same[0])[-1]["commit"] == "0123"
     assert len(provenance.note(tmp_path / "run", 5, same[1])) == 1
 

@@ -22,11 +22,11 @@ from fedshot.recipes.recipe import Column, Recipe
 from fedshot.recipes.results import Results, kept
 from fedshot.recipes.runner import RecipeRunner, Request
 
-from .example_recipe import changed, example, runner
+from .example_recipe import changed, example, made, runner
 
 GROUP = {"clients": 4, "by": "iid", "spare": 4}
 FRL: dict[str, Any] = {"name": "frl", "variant": "proto", "inner_rounds": 2}
-HERE = {"commit": "0123", "machine": {"cores": 2, "machine": "x86", "torch": "2"}}
+HERE = {key: value for key, value in made("0123").items() if key != "after_round"}
 
 
 MLP = {"name": "mlp", "hidden": [8]}

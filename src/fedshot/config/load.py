@@ -27,7 +27,6 @@ from fedshot.config.registry import (
     KINDS,
     NONE,
     OPTIONAL,
-    RENAMED,
     SECTIONS,
     expand_name,
     expand_names,
@@ -53,7 +52,6 @@ from fedshot.data.sources.source import Source
 from fedshot.evaluation.episodic_test import TestOptions
 from fedshot.fleets.attacks import Attack
 from fedshot.methods.registry import METHODS
-from fedshot.methods.removed_options import without_removed
 from fedshot.methods.user_methods import FILES
 from fedshot.nn.models.backbones import Backbone
 from fedshot.nn.models.model import Model
@@ -145,12 +143,6 @@ class Config:
         """
         method = METHODS[self.settings["method"]["name"]]
         return self.episode if method.trains_on_episodes else None
-
-    @property
-    def changed_meaning(self) -> str:
-        """A warning about settings whose meaning has changed since older versions; "" if none."""
-        meant: str = METHODS[self.settings["method"]["name"]].changed_meaning(self.settings)
-        return meant
 
     def with_threads(self, threads: int) -> Config:
         """Return a copy with this number of intra-op threads."""
@@ -358,9 +350,6 @@ def _parts(settings: Mapping[str, Any]) -> dict[str, Any]:
     for path, _ in trees.flat(tree):
         raise ConfigError(unknown_option(path, names))
     method = METHODS[names["method"]]
-    if reason := method.retired(given["method"]):
-        raise ConfigError(reason)
-    given["method"] = without_removed(names["method"], given["method"])
     classes = SECTIONS | {path: KINDS[path][0][kind] for path, kind in names.items()
                           if kind != NONE}  # fmt: skip
     values = {  # null is an empty section
@@ -439,8 +428,6 @@ def _take_kind(tree: Settings, path: str) -> tuple[str, Settings]:
     kind = value.pop("name", default)
     valid = [*kinds, NONE] if path in OPTIONAL else [*kinds]
     if kind not in valid:
-        if now := RENAMED.get(path, {}).get(str(kind)):
-            raise ConfigError(f"{path} {kind!r} is called {now!r} now. Write the new name.")
         known = (
             f"file: {FILES}=my_method.py" if path == "method" else f"module: {VARIABLE}=my_module"
         )

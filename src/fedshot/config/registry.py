@@ -24,7 +24,6 @@ from fedshot.data.sources import registry as sources
 from fedshot.evaluation.episodic_test import TestOptions
 from fedshot.fleets.attacks import ATTACKS
 from fedshot.methods.registry import METHODS
-from fedshot.methods.removed_options import REMOVED
 from fedshot.nn.heads import HEADS
 from fedshot.nn.models import backbones
 from fedshot.privacy.differential import LEVELS
@@ -60,16 +59,6 @@ _PLUGINS = {  # group of entry points -> how its classes are registered
 }
 NONE = "none"  # no component at a key path of OPTIONAL
 OPTIONAL = ("model.head", "model.encoder", "privacy", "attack", "compress.up", "compress.down")
-# Renamed options: old key path, new key path, and the values that were renamed with the option.
-_RETIRED: dict[str, tuple[str, dict[Any, Any]]] = {
-    "method.answer_by": ("method.test_clients", {"turns": "round_robin"}),
-    "method.floor": ("method.min_prob", {}),
-    "method.longest": ("method.max_grad_norm", {}),
-    "method.moments": ("method.optimizer_state", {"fresh": "reset", "kept": "keep"}),
-    "run.unable": ("run.infeasible_clients", {}),
-}
-# Renamed components: key path -> old name -> new name.
-RENAMED: dict[str, dict[str, str]] = {"partition": {"redealt": "resampled"}}
 
 
 @cache
@@ -127,10 +116,6 @@ def unknown_option(path: str, names: Mapping[str, str]) -> str:
     `names` has the name of the chosen component for each key path.
     """
     options = {option.path for option in all_options(names)}
-    if path in _RETIRED and _RETIRED[path][0] in options:
-        new, values = _RETIRED[path]
-        renamed = "".join(f", and its value {was!r} is {now!r}" for was, now in values.items())
-        return f"{path!r} is called {new!r} now{renamed}. Write the new name."
     for section, (kinds, _) in KINDS.items():
         owners = [
             kind
@@ -188,10 +173,7 @@ def difference(
         except_for: key paths to ignore.
         diagnostics: whether to compare diagnostic options too, which do not affect training.
     """
-    before, after = dict(trees.flat(current_names(old))), dict(trees.flat(new))
-    for option, value in REMOVED.get(str(trees.at(new, "method.name")), {}).items():
-        if before.get(path := f"method.{option}") == value and path not in after:
-            before.pop(path, None)
+    before, after = dict(trees.flat(expand_names(old))), dict(trees.flat(new))
     for one in _options_in(new):
         if not one.required and (one.path in before or one.path in after):
             before.setdefault(one.path, one.default)
@@ -203,23 +185,6 @@ def difference(
         if before.get(path) != after.get(path) and path not in ignored
     ]
     return "; ".join(changed) or None
-
-
-def current_names(settings: Mapping[str, Any]) -> Settings:
-    """Return settings of an older version with today's names of their components and options."""
-    tree = expand_names(settings)
-    for path, names in RENAMED.items():
-        if (now := names.get(str(trees.at(tree, f"{path}.name")))) is not None:
-            trees.put(tree, f"{path}.name", now)
-    valid = {option.path for option in _options_in(tree)}
-    for path, (new, values) in _RETIRED.items():
-        section, _, option = path.rpartition(".")
-        held = trees.at(tree, section)
-        if path not in valid and new in valid and isinstance(held, dict) and option in held:
-            value = held.pop(option)
-            if trees.at(tree, new) is None:
-                trees.put(tree, new, values.get(value, value) if isinstance(value, str) else value)
-    return tree
 
 
 def _options_in(settings: Settings) -> tuple[Option, ...]:

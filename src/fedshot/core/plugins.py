@@ -18,18 +18,12 @@ from typing import Any, TypeVar
 from fedshot.core.errors import ConfigError, FedshotError
 
 VARIABLE = "FEDSHOT_PLUGINS"
-_OLD = "FEDSHOT_ENCODERS"
 
 T = TypeVar("T", bound=type[Any])
 
 
 def modules() -> list[str]:
-    """Return the names of the modules in FEDSHOT_PLUGINS, which are separated by commas.
-
-    Raises ConfigError if the variable's old name is set.
-    """
-    if os.environ.get(_OLD):
-        raise ConfigError(f"{_OLD} is called {VARIABLE} now. Set {VARIABLE} in its place.")
+    """Return the names of the modules in FEDSHOT_PLUGINS, which are separated by commas."""
     words = os.environ.get(VARIABLE, "").split(",")
     return [word.strip() for word in words if word.strip()]
 

@@ -306,26 +306,24 @@ It may exceed 1: for two episodes with accuracies 0 and 1 it is 6.4.
 
 
 class ScoreFields(TypedDict):
-    """The JSON of a score; older versions wrote fewer keys."""
+    """The JSON of a score; results of recipes store counts in place of `per_episode`."""
 
     accuracy: Share
     interval: HalfWidth
-    episodes: NotRequired[Whole]
-    unanswered: NotRequired[Whole]
-    diverged: NotRequired[Whole]
-    tasks: NotRequired[str]
-    transductive: NotRequired[bool]
-    clients: NotRequired[dict[str, Share]]
-    worst_tenth: NotRequired[Share | None]
+    episodes: Annotated[int, Field(ge=1, lt=2**63)]
+    unanswered: Whole
+    diverged: Whole
+    tasks: str
+    transductive: bool
+    clients: dict[str, Share]
+    worst_tenth: Share | None
     per_episode: NotRequired[Annotated[list[Share], Field(min_length=1)]]
-    confusion: NotRequired[
-        Annotated[
-            dict[str, Annotated[dict[str, Whole], Field(max_length=_MAX_CONFUSED)]],
-            Field(max_length=_MAX_CONFUSED),
-        ]
+    confusion: Annotated[
+        dict[str, Annotated[dict[str, Whole], Field(max_length=_MAX_CONFUSED)]],
+        Field(max_length=_MAX_CONFUSED),
     ]
-    spread: NotRequired[Share | None]
-    missing: NotRequired[list[Whole]]
+    spread: Share | None
+    missing: list[Whole]
 
 
 T = TypeVar("T", bound=Mapping[str, Any])
@@ -337,7 +335,7 @@ def checked_episodes(held: T) -> T:
     Raises ValueError unless `missing` lists distinct indices of the episodes without a prediction,
     which `per_episode` leaves out.
     """
-    marks, missing = held.get("per_episode", ()), held.get("missing", ())
+    marks, missing = held.get("per_episode", ()), held["missing"]
     if marks and len({u for u in missing if u < len(marks) + len(missing)}) != len(missing):
         raise ValueError("`missing` does not name the episodes that `per_episode` lacks")
     return held
@@ -361,7 +359,7 @@ class ValidationResult:
     @classmethod
     def from_json(cls, held: Mapping[str, Any]) -> ValidationResult:
         """Return the accuracies and missing episodes in the JSON of a score."""
-        return cls(tuple(held["per_episode"]), tuple(held.get("missing", ())))
+        return cls(tuple(held["per_episode"]), tuple(held["missing"]))
 
     @property
     def accuracy(self) -> float:

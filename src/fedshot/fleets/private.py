@@ -268,10 +268,6 @@ class PrivateStore:
             ) from None
         versions, shas = flat.get("versions"), flat.get("shas")
         clients = flat.get("clients")
-        if versions is not None and shas is not None and clients is None:
-            # Older versions wrote an entry for every client, with version -1 if it had no state.
-            clients = (versions[:, 0] >= 0).nonzero().flatten()
-            versions, shas = versions[clients], shas[clients]
         if (
             clients is None
             or versions is None

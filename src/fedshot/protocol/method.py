@@ -142,26 +142,6 @@ class Method(ABC, Generic[S]):
         del options
         return cls.test_norm
 
-    @staticmethod
-    def retired(method: Mapping[str, Any]) -> str:
-        """Return "", or if an option is no longer accepted, a message with its replacement.
-
-        Args:
-            method: the options of the method that are set.
-        """
-        del method
-        return ""
-
-    @staticmethod
-    def changed_meaning(settings: Mapping[str, Any]) -> str:
-        """Return "", or a message if settings had another meaning in an older version.
-
-        Args:
-            settings: all settings of the run.
-        """
-        del settings
-        return ""
-
     @property
     def traits(self) -> Traits:
         """What the method can do and needs; a subclass changes a copy of `super().traits`."""

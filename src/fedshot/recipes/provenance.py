@@ -28,8 +28,8 @@ class _MachineNote(TypedDict):
     machine: str
     cores: int | None
     torch: str
-    processor: NotRequired[str]
-    kernels: NotRequired[str]
+    processor: str
+    kernels: str
     gpus: NotRequired[list[str]]
 
 
@@ -38,7 +38,7 @@ class TrainedPart(TypedDict):
 
     after_round: int
     commit: str
-    code: NotRequired[str]
+    code: str
     machine: _MachineNote
 
 
@@ -53,14 +53,8 @@ def code(method: str = "") -> str:
 
 
 def versions(parts: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the versions of the code recorded in parts of run histories.
-
-    A part that an older version wrote has a commit but no `code`. Its version is the `code` of
-    another part with the same commit, or else the commit.
-    """
-    parts = list(parts)
-    codes = {part["commit"]: part["code"] for part in parts if "code" in part}
-    return {str(codes.get(part["commit"], part["commit"])) for part in parts}
+    """Return the versions of the code recorded in parts of run histories."""
+    return {str(part["code"]) for part in parts}
 
 
 def _with_file(method: str, name: str) -> str:
@@ -106,17 +100,16 @@ def kinds(parts: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def _kind(found: Mapping[str, Any]) -> str:
-    processor = found.get("processor", found["machine"])
-    kernels = "" if found.get("kernels", "compiled") == "compiled" else ", without the C kernels"
+    kernels = "" if found["kernels"] == "compiled" else ", without the C kernels"
     if found.get("gpus"):
         return f"{' and '.join(found['gpus'])}, torch {found['torch']}"
-    return f"{found['cores']} cores of {processor}, torch {found['torch']}{kernels}"
+    return f"{found['cores']} cores of {found['processor']}, torch {found['torch']}{kernels}"
 
 
 def note(folder: Path, round: int, here: dict[str, Any]) -> list[dict[str, Any]]:
     """Record the code and machine (`here`) that train a run after `round`; return the history."""
     path = folder / _FILE
-    unknown = {"commit": "unknown", "machine": here["machine"]}
+    unknown = {"commit": "unknown", "code": "unknown", "machine": here["machine"]}
     try:
         held = history(folder) if path.exists() else []
     except CheckpointError:

@@ -24,7 +24,7 @@ from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.locks import locked
 from fedshot.core.records import Share, Whole
-from fedshot.evaluation.episodic_test import HalfWidth, ScoreFields, ScoreJson
+from fedshot.evaluation.episodic_test import HalfWidth, ScoreJson
 from fedshot.methods import user_methods
 from fedshot.methods.registry import METHODS
 from fedshot.recipes.provenance import TrainedPart
@@ -32,15 +32,6 @@ from fedshot.recipes.recipe import Cell
 from fedshot.reports.significance import ComparisonRow, combined
 from fedshot.runs.recorder import Round, Seconds
 from fedshot.runs.test_protocol import AttackJson, TestProtocol
-
-
-def _complete(score: ScoreFields) -> ScoreFields:
-    for name in ("tasks", "transductive", "episodes", "unanswered", "diverged"):
-        if name not in score:
-            raise ValueError(f"it has no {name!r}")
-    if not score["episodes"]:
-        raise ValueError("it has no episodes")
-    return score
 
 
 class _CellData(TypedDict):
@@ -71,7 +62,7 @@ Validated: TypeAlias = Annotated[list[Any], AfterValidator(_checked_point)]
 class _Seed(TypedDict):
     """The facts about one training run that tables use."""
 
-    test: Annotated[ScoreJson, AfterValidator(_complete)]
+    test: ScoreJson
     queries: Whole
     right: NotRequired[list[Whole]]
     round: Round

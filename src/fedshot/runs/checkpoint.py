@@ -33,7 +33,9 @@ class Notes(TypedDict):
 
     round: Whole
     config: dict[str, Any]
+    fedshot: str  # version that wrote it
     dataset: str
+    deal: str  # hash of the partition
     best: Annotated[list[Any], AfterValidator(_checked_best)]
     ledger: list[LedgerLine]
     private: str

@@ -152,19 +152,19 @@ class DatasetInfo:
         if list(self.clients) == list(range(self.dealt)):
             del stored["clients"]  # of a million clients, the list would take ten megabytes
         if self.original is None:
-            del stored["original"]  # as in runs of versions without encoders
+            del stored["original"]
         data = json.dumps(stored, indent=1, sort_keys=True) + "\n"
         storage.write_bytes(folder / FILE, data.encode(), sync=False)
 
     @classmethod
-    def read(cls, folder: Path) -> DatasetInfo | None:
-        """Read what `write` wrote; None if the files do not exist.
-
-        Raises CheckpointError if they are damaged.
-        """
+    def read(cls, folder: Path) -> DatasetInfo:
+        """Read what `write` wrote. Raises CheckpointError if a file is missing or damaged."""
         info = _read(folder)
         if info is None:
-            return None
+            raise CheckpointError(
+                f"{folder} has lost its {FILE}. Run `fedshot resume {folder}` where its data is "
+                "available, which rewrites the file."
+            )
         known: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in info.items()

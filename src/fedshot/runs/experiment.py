@@ -65,9 +65,6 @@ MAY_CHANGE = (
 
 _TRIGGERED = 200  # episodes of a test of a backdoor
 
-# Names of partitions whose result changed before checkpoints recorded the partition's hash.
-_CHANGED_PARTITIONS = ("dirichlet", "clusters")
-
 
 class Experiment:
     """A run in a folder.
@@ -497,15 +494,11 @@ class Experiment:
     def _best_so_far(self) -> ValidationResult | None:
         """Return the validation result of the chosen round, if validation chooses the round.
 
-        None if that round was not validated, or if an old record does not say which episodes were
-        predicted.
+        None if that round was not validated.
         """
         every = {r["round"]: r["validation"] for r in self.recorder.records() if r["validation"]}
         best = every.get(self.best_round) if self._chooses else None
-        if best is None or "per_episode" not in best:
-            return None
-        unknown = "missing" not in best and best.get("unanswered", 1)
-        return None if unknown else ValidationResult.from_json(best)
+        return None if best is None else ValidationResult.from_json(best)
 
     def _save(self) -> None:
         held = self.checkpoints.rounds()
@@ -515,7 +508,7 @@ class Experiment:
             self._in_flight = self.clock.save(self.round, {*held, self.best_round})
         notes = {
             "round": self.round,
-            "fedshot": __version__,  # missing in older checkpoints, see `check_belongs`
+            "fedshot": __version__,
             "config": self.config.settings,
             "dataset": self.prepared.dataset.digest,
             "deal": self.prepared.partition_digest,
@@ -551,7 +544,11 @@ class Experiment:
                 f"{self.prepared.dataset.name!r} differs. Restore the data, or start a new run."
             )
         self._check_classes()
-        self._check_partition(notes.get("deal"))
+        if notes["deal"] != self.prepared.partition_digest:
+            raise CheckpointError(
+                f"{self.folder} was started with another partition of its data: its hash differs. "
+                "Restore the data's split and the version of numpy, or start a new run."
+            )
         self.server, _ = self.checkpoints.read(self.round, self.server)
         self.best_round = notes["best"][0]
         self.meter.load_json(notes["ledger"])
@@ -587,29 +584,8 @@ class Experiment:
             ]
             raise CheckpointError(
                 f"{self.folder} started with other {part} classes ({shown[0] or 'none'}) than the "
-                f"split has now ({shown[1] or 'none'}): if classes are named by integers, numbers "
-                "and ranges in `split` are now names. Start a new run; list the names in `split` "
-                "to get the classes of this run."
-            )
-
-    def _check_partition(self, held: str | None) -> None:
-        """Raise CheckpointError if the run started with another partition.
-
-        `held` is the hash of the partition in the checkpoint; None in those of older versions.
-        """
-        kind = self.config.settings["partition"]["name"]
-        resumes = self.round < self.config.run.rounds
-        splits_test = self.prepared.own_tests or self.config.test.pool == "clients"
-        if held is None and kind in _CHANGED_PARTITIONS and (resumes or splits_test):
-            raise CheckpointError(
-                f"{self.folder} was started by an earlier fedshot, whose partition {kind!r} gave "
-                "the last clients more examples than the first. The clients would now have other "
-                "examples. Start a new run."
-            )
-        if held not in (None, self.prepared.partition_digest):
-            raise CheckpointError(
-                f"{self.folder} was started with another partition of its data: its hash differs. "
-                "Restore the data's split and the version of numpy, or start a new run."
+                f"split has now ({shown[1] or 'none'}). Restore the version of numpy, or start a "
+                "new run."
             )
 
     def _evaluate(
@@ -661,8 +637,7 @@ def check_belongs(
 ) -> None:
     """Raise CheckpointError unless a checkpoint belongs to a run with this configuration.
 
-    The error is also raised if a setting means something else than when the run started. With
-    `any_device`, `run.device` may differ.
+    With `any_device`, `run.device` may differ.
     """
     may_differ = (*MAY_CHANGE, "run.device") if any_device else MAY_CHANGE
     changed = difference(notes["config"], config.settings, except_for=may_differ)
@@ -671,10 +646,6 @@ def check_belongs(
         raise CheckpointError(
             f"{folder} was started with another configuration: {changed}. Restore it, or start a "
             f"new run under another name. ({', '.join(may)} may change.)"
-        )
-    if "fedshot" not in notes and (meant := config.changed_meaning):
-        raise CheckpointError(
-            f"{folder}: {meant}. Resume this run with the version of fedshot that started it."
         )
 
 

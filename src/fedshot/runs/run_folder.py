@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedshot.config.load import Config, load
-from fedshot.config.registry import current_names
+from fedshot.config.registry import expand_names
 from fedshot.config.settings import Settings, at, merged
 from fedshot.core.devices import devices_of
 from fedshot.core.errors import CheckpointError, ConfigError
@@ -47,13 +47,13 @@ def check(folder: Path) -> None:
 
 
 def written(folder: Path) -> Settings:
-    """Return the settings in a run's folder, with the names that options have now.
+    """Return the settings in a run's folder.
 
     Raises CheckpointError as `check` does, and if the settings cannot be read.
     """
     check(folder)
     try:
-        return current_names(load(folder / CONFIG))
+        return expand_names(load(folder / CONFIG))
     except ConfigError as error:
         raise CheckpointError(f"{error} {COPY}.") from None
 

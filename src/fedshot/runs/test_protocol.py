@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from fedshot.config.schema import not_honest
@@ -20,20 +20,6 @@ from fedshot.runs.recorder import Round
 class _Shape(TypedDict):
     way: NotRequired[Annotated[list[Whole], Field(min_length=1)] | Whole | None]
     shot: NotRequired[Whole | None]
-
-
-def _shown(held: ScoreJson) -> ScoreJson:
-    """Return a score's JSON, if it has the entries that every version wrote.
-
-    Otherwise raise ValueError.
-    """
-    for name in ("episodes", "tasks"):
-        if name not in held:
-            raise ValueError(f"it has no {name!r}")
-    return held
-
-
-_Tested: TypeAlias = Annotated[ScoreJson, AfterValidator(_shown)]
 
 
 class _Spent(TypedDict):
@@ -52,8 +38,8 @@ class AttackJson(TypedDict):
 class ResultJson(TypedDict):
     """The keys of result.json that are read; older versions wrote fewer."""
 
-    test: _Tested
-    baselines: NotRequired[dict[str, _Tested]]
+    test: ScoreJson
+    baselines: NotRequired[dict[str, ScoreJson]]
     rounds: NotRequired[Round]
     round: NotRequired[Round]
     chosen_by: NotRequired[str]

@@ -46,14 +46,13 @@ class TrainedRun:
 
     Args:
         folder: the run's folder.
-        data_dir: folder of datasets, for methods whose predictions need the clients' data, and for
-            runs of older versions, which stored no dataset info.
+        data_dir: folder of datasets, for methods whose predictions need the clients' data.
         encoder: the module of `model.encoder`, if it was passed to the run in Python.
         backbone: the module of `model.backbone`, if it was passed to the run in Python.
 
     Raises:
-        CheckpointError: the folder has no run or no checkpoint yet, or a file is damaged.
-        DataError: the run is of an older version, and its data are missing.
+        CheckpointError: the folder has no run or no checkpoint yet, or a file is missing or
+            damaged.
     """
 
     def __init__(
@@ -204,15 +203,6 @@ class TrainedRun:
 
     def _info(self, digest: str) -> DatasetInfo:
         info = DatasetInfo.read(self.folder)
-        if info is None:
-            try:
-                info = FederatedDataset(self.config, self._data_dir).dataset_info()
-            except DataError as error:
-                raise DataError(
-                    f"{self.folder} is of an older version that stored no dataset info, so its "
-                    f"data are needed: {error} Run `fedshot resume {self.folder}` with the data to "
-                    "store it."
-                ) from None
         if info.digest != digest:
             raise CheckpointError(
                 f"{self.folder}: the dataset info of {info.name!r} does not belong to the "

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from covering import covering, slow
-from fedshot.config.load import Config
-from fedshot.config.registry import difference
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -22,7 +20,6 @@ from fedshot.methods.fedfsl import fedfsl_mi_adv
 from fedshot.methods.fedfsl import prediction_regularizer as nn_nearness
 from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv
 from fedshot.methods.fedfsl.prediction_regularizer import ReferenceLogits
-from fedshot.methods.removed_options import REMOVED
 from fedshot.nn.heads import LinearHead
 from fedshot.nn.losses import floored_kl, kl
 from fedshot.nn.models.backbones import MLP
@@ -340,29 +337,6 @@ def test_the_mode_decides_what_is_not_said() -> None:
     found = [(m.clip, m.has_mi) for m in (method(mode=mode) for mode in ("strict", "paper", "v1"))]
     assert found == [("coef", True), ("log", True), ("none", False)]
     assert method(mode="v1", mi_in_stages=True).has_mi
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("second_head", "copy"),
-        ("noise", 0.5),
-        ("discrepancy", "js"),
-        ("alternation", "round"),
-        ("clip", "log"),
-    ],
-)
-def test_a_removed_option_is_named_and_goes_on_at_the_value_that_holds(
-    option: str, value: Any
-) -> None:
-    now = Config.of({"method": "fedfsl_mi_adv"})
-    older = {**now.settings, "method": now.settings["method"] | REMOVED["fedfsl_mi_adv"]}
-    assert Config.of(older).settings == now.settings
-    assert difference(older, now.settings) is None
-    changed = {**older, "method": older["method"] | {option: value}}
-    with pytest.raises(ConfigError, match=rf"method\.{option} is {value!r}, and fedfsl_mi_adv no"):
-        Config.of(changed)
-    assert f"method.{option} was {value!r}" in str(difference(changed, now.settings))
 
 
 @pytest.mark.parametrize(

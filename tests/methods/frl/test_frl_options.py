@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshot.config.load import Config
-from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.methods.frl.client_share import EpisodeShare
 from fedshot.methods.frl.group import Group
@@ -19,7 +18,6 @@ from fedshot.methods.frl.local_steps import Prototypes, pieces
 from fedshot.nn.models.backbones import MLP, Conv4
 from fedshot.nn.models.model import Model
 from fedshot.nn.models.resnet import ResNet12
-from fedshot.runs.experiment import check_belongs
 from methods.frl.oracle import (
     CONV,
     FLAT,
@@ -229,29 +227,6 @@ def test_gamma_weighs_a_map_and_not_its_positions_in_every_mode() -> None:
                 assert local.map_positions == positions
                 with_aux, without = (local.support_loss(g, y, 3, p)[0] for p in (told(), None))
                 torch.testing.assert_close(with_aux - without, weight * alone)
-
-
-def test_an_older_run_whose_gamma_weighed_positions_is_not_gone_on_with(tmp_path: Path) -> None:
-    """Settings that meant the same go on: without gamma, by pooled maps, or in another mode."""
-    model = {"backbone": {"name": "conv4"}}
-    chosen = {"name": "frl", "variant": "gpal", "mode": "paper", "gamma": 0.2}
-    config = Config.of({"method": chosen, "model": model})
-    older, newer = {"config": config.settings}, {"config": config.settings, "fedshot": "0.1.0"}
-    check_belongs(tmp_path, newer, config)
-    with pytest.raises(CheckpointError, match=r"gamma 0\.2 was the weight of each pos"):
-        check_belongs(tmp_path, older, config)
-    for other in (
-        {"gamma": None},
-        {"positions": "pooled"},
-        {"mode": "strict"},
-        {"variant": "proto"},
-    ):
-        same = Config.of({"method": chosen | other, "model": model})
-        check_belongs(tmp_path, {"config": same.settings}, same)
-    narrow = Config.of({"method": chosen, "model": {"backbone": {"name": "conv4", "features": 4}}})
-    check_belongs(tmp_path, {"config": narrow.settings}, narrow)
-    with pytest.raises(ConfigError, match="positions"):
-        Config.of({"method": chosen | {"positions": "sum"}, "model": model})
 
 
 def test_the_global_loss_of_queries_is_no_sum_over_positions(tmp_path: Path) -> None:

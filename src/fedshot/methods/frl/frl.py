@@ -179,32 +179,6 @@ class FRL(MetaTrained):
         """Return the batch-norm policy at test: "transductive" in mode "official", else "group"."""
         return "transductive" if options["mode"] == "official" else "group"
 
-    @staticmethod
-    def retired(method: Mapping[str, Any]) -> str:
-        """Return an error message if an option has a value of older versions only, or ""."""
-        if method.get("positions") != "sum":
-            return ""
-        return (
-            "method.positions is 'sum', which only older versions accept. Set it to 'mean', and "
-            "multiply method.gamma by the number of positions of the last feature map: 4 at 32 "
-            "px, 25 at 84 px."
-        )
-
-    @staticmethod
-    def changed_meaning(settings: Mapping[str, Any]) -> str:
-        """Return a message if options of an older version's run now have another meaning, or ""."""
-        method, backbone = settings["method"], settings["model"]["backbone"]
-        has_map = backbone["name"] == "conv4" and not backbone.get("features")
-        summed = method["mode"] == "paper" and method["positions"] is None and has_map
-        if method["variant"] != "gpal" or not summed or method["gamma"] is None:
-            return ""
-        return (
-            f"under mode 'paper', method.gamma {method['gamma']} was the weight of each position "
-            "of the last feature map when this run was started; now it is the weight of the whole "
-            "map. To start a new run with the old weight, multiply gamma by the number of "
-            "positions: 4 at 32 px, 25 at 84 px"
-        )
-
     @property
     def local(self) -> FewRoundLearner:
         """The learner of each client."""

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -148,17 +148,6 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
                 f"{self.optimizer.name!r}. Set it to 'sgd', or l1 to 'subgradient'."
             )
         _ = self.learner, self.weighting_learner  # their constructors check the rest
-
-    @staticmethod
-    def retired(method: Mapping[str, Any]) -> str:
-        """Return an error message if `affinity` has a value of older versions only, or ""."""
-        if method.get("affinity") not in ("wins", "sign"):
-            return ""
-        return (
-            f"method.affinity is {method['affinity']!r}, which pfedfsl no longer has. Set it to "
-            "'difference' or 'positive'. To continue a run that was started with it, use the "
-            "version of fedshot that started the run."
-        )
 
     @property
     def learner(self) -> AverageDistance:
