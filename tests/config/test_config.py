@@ -347,6 +347,10 @@ def test_quotes_are_to_be_left_out_only_where_the_value_then_fits(
         (["--method.optimizer.momentum", ".nan"], "expected a finite number"),
         (["--method", "{name: fedfsl_naive, inner: {lr: .inf}}"], "method.inner.lr is inf"),
         (["--split.users", "[.nan, 0.1, 0.1]"], "expected a list of 3 finite numbers"),
+        (["--partition", "{name: dirichlet, alpha: 0}"], "partition.alpha is 0; expected a number"),
+        (["--partition", "{name: dirichlet, redraws: -1}"], "a whole number of at least 0"),
+        (["--partition", "{name: shards, shards: 0}"], "a whole number of at least 1 or null"),
+        (["--test.group.spare", "-1"], "test.group.spare is -1; expected a whole number of at"),
     ],
 )
 def test_numbers_have_bounds(words: list[str], expected: str) -> None:
