@@ -198,12 +198,6 @@ def test_a_class_that_tiered_lists_name_twice_is_refused(tmp_path):
         TieredImageNet(size=SIDE).load(tmp_path)
 
 
-@pytest.mark.parametrize("source", [MiniImageNet, TieredImageNet])
-def test_an_impossible_size_is_refused(source):
-    with pytest.raises(DataError, match="size is 0"):
-        source(size=0)
-
-
 def test_the_lists_that_come_with_fedshot_are_disjoint():
     for lists in (MINI, TIERED, packaged("cifar100")["fc100"], packaged("cifar100")["cifar_fs"]):
         names = [name for part in PARTS for name in lists[part]]
