@@ -71,6 +71,7 @@ class Host:
         self.liars, self.compressing = liars, compressing
         self.method, self._dataset, self._partition = method, dataset, partition
         self.store, self._key = store, key
+        self.bank = PrivateStore(store.folder.with_name("bank"), "model in the server's bank")
         self._like: Tree | None = None
         self.devices = tuple(devices)
         self._resident: dict[torch.device, Dataset] = {}

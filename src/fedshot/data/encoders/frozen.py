@@ -59,17 +59,6 @@ class EncoderOptions(ABC):
             )
         return loaded
 
-    def hold(self, encoder: Any) -> Self:
-        """Return a copy of these options that uses an encoder passed in Python.
-
-        Raises ConfigError if these options read an encoder from files.
-        """
-        del encoder
-        raise ConfigError(
-            f"an encoder was passed, but model.encoder is a {type(self).__name__}, which reads its "
-            "own files. Leave `encoder` out."
-        )
-
     @abstractmethod
     def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
         """Load the encoder for images or raw texts, as `load` does, but do not check its hash."""

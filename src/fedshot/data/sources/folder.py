@@ -127,7 +127,7 @@ def _classes(root: Path) -> tuple[list[Path], list[str]]:
                 )
         return [c for c, _ in placed], [part for _, part in placed]
     if not folders:
-        pictures = sum(path.suffix.lower() in SUFFIXES for path in _shown(root))
+        pictures = sum(map(_is_image, _shown(root)))
         lie = f", and {count(pictures, 'picture')} outside folders" if pictures else ""
         raise DataError(
             f"{root} holds no folders{lie}; expected one for each class, with its images. Move the "
