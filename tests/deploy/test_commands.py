@@ -82,7 +82,10 @@ def test_another_version_of_flower_is_refused(
         (["node", "--server", "here", "--data", "x"], "'here' is not an address"),
         ([*NODE, "--ca", "y"], "--ca needs --key"),
         (["node", "--server", "127.0.0.1:1", "--data", "nowhere"], "nowhere holds no client"),
-        (["server", "--folder", "nowhere"], "fedshot flower keys --server 127.0.0.1"),
+        (
+            ["server", "--folder", "nowhere", "--port", str(free_port())],
+            "fedshot flower keys --server 127.0.0.1",
+        ),
         (["run", "--folder", "nowhere"], "is not a server folder"),
         (["server", "--most-mb", "0"], "--most-mb is 0; expected 1 to"),
         (["server", "--port", "70000"], "--port is 70000; expected 1 to 65535"),
