@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from fedshot.core.errors import ConfigError, DataError, FedshotError
 from fedshot.data.dataset import Features, Kind, Pixels
+from fedshot.data.files.fingerprints import hash_json
 from fedshot.nn.user_modules import OF_OTHERS, alike, check_features
 
 Block: TypeAlias = Pixels | tuple[str, ...]
@@ -68,8 +68,8 @@ class EncoderOptions(ABC):
 
         `known` gives new values of other options.
         """
-        text = json.dumps({"class": type(self).__name__, **facts}, sort_keys=True)
-        return replace(self, digest=hashlib.sha256(text.encode()).hexdigest(), **known)
+        digest = hash_json({"class": type(self).__name__, **facts})
+        return replace(self, digest=digest, **known)
 
 
 class Network(NamedTuple):
