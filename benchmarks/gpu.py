@@ -39,7 +39,7 @@ from fedshot.config.load import Config
 from fedshot.config.schema import RunOptions
 from fedshot.conformance.checks import REFERENCE
 from fedshot.conformance.federation import Federation, FixedCohort, FleetCase
-from fedshot.conformance.small import CLIENTS, DATASET, PARTITION, FederationHost, episodic_test
+from fedshot.conformance.small import CLIENTS, episodic_test
 from fedshot.core import tree
 from fedshot.core.devices import described
 from fedshot.fleets.guard import Guard
@@ -111,14 +111,13 @@ def check_method(name: str, device: str) -> dict[str, Any]:
     graphs: dict[str, str] = {}
 
     def on(kind: Callable[[Host], Fleet]) -> FleetCase:
-        def make(setup: FederationHost) -> Fleet:
-            where = (torch.device(device),)
-            parts = (setup.method, DATASET, PARTITION, setup.store, setup.key.at("clients"))
-            fleet = kind(Host(*parts, where))
+        def make(host: Host) -> Fleet:
+            host.devices = (torch.device(device),)
+            fleet = kind(host)
             if isinstance(fleet, Streams):
-                refused = fleet.graphs[where[0]].refused
+                refused = fleet.graphs[host.device].refused
                 graphs.update({str(k)[:40]: v for k, v in refused.items()})
-                fleet.graphs[where[0]].refused = _Noted(graphs)
+                fleet.graphs[host.device].refused = _Noted(graphs)
             return fleet
 
         return FleetCase(device, make, exact=False, rtol=1e-6, atol=1e-9)

@@ -346,6 +346,15 @@ def test_quotes_are_to_be_left_out_only_where_the_value_then_fits(
         (["--method.optimizer.momentum", ".nan"], "expected a finite number"),
         (["--method", "{name: fedfsl_naive, inner: {lr: .inf}}"], "method.inner.lr is inf"),
         (["--split.users", "[.nan, 0.1, 0.1]"], "expected a list of 3 finite numbers"),
+        (["--partition", "{name: dirichlet, alpha: 0}"], "partition.alpha is 0; expected a number"),
+        (["--partition", "{name: dirichlet, redraws: -1}"], "a whole number of at least 0"),
+        (["--partition", "{name: shards, shards: 0}"], "a whole number of at least 1 or null"),
+        (["--data", "{name: omniglot, size: 2000}"], "of at least 1 and at most 1024."),
+        (["--data", "{name: folder, path: x, size: 10000}"], "of at least 1 and at most 8192 or"),
+        (["--data", "{name: hf, path: x, image: x, channels: 4}"], "is 4; expected 1 or 3."),
+        (["--data", "{name: sent140, users: 0}"], "data.users is 0; expected a whole number of at"),
+        (["--episode.augment.jitter", "1.0"], "expected a number of at least 0 and below 1."),
+        (["--test.group.spare", "-1"], "test.group.spare is -1; expected a whole number of at"),
     ],
 )
 def test_numbers_have_bounds(words: list[str], expected: str) -> None:

@@ -207,7 +207,7 @@ FLOWER = FleetCase("flower", on_one_node)
 FLEETS: tuple[FleetCase, ...] = (
     REFERENCE,
     THREADS,
-    FleetCase("threads, five workers", lambda setup: Threads(setup.host, 5), slow=True),
+    FleetCase("threads, five workers", lambda host: Threads(host, 5), slow=True),
     FLOWER,
     VECTORISED,
 )

@@ -19,11 +19,12 @@ from fedshot.conformance.federation import (
     Shuffled,
     assert_same,
 )
-from fedshot.conformance.small import CLIENTS, FederationHost
+from fedshot.conformance.small import CLIENTS, host_of
 from fedshot.core.seeds import Key
 from fedshot.deploy.flower.messages import WireMessage
 from fedshot.fleets.compressing import ClientSide, Compressed
 from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.compressors import Compression, Float16, Int4, Int8, TopK
@@ -53,9 +54,9 @@ def begun(
         assert options.up is not None
         combine = SecureSums(0.66, ranges=PublicRanges(options.up, {}))
 
-    def build(setup: FederationHost) -> Fleet:
-        setup.host.compressing = ClientSide(options)
-        return where.build(setup)
+    def build(host: Host) -> Fleet:
+        host.compressing = ClientSide(options)
+        return where.build(host)
 
     def around(fleet: Fleet) -> Fleet:
         if secure and where is not FLOWER:  # whose node masks itself
@@ -71,7 +72,7 @@ def begun(
 def everything(run: Federation) -> RunTensors:
     """Return what a run has come to, with what clients remember of their uploads."""
     held = {f"stored/{c}/{name}": leaf for c in range(CLIENTS)
-            for name, leaf in (run.setup.store.load(c, LATE) or {}).items()}  # fmt: skip
+            for name, leaf in (run.host.store.load(c, LATE) or {}).items()}  # fmt: skip
     return RunTensors(run.everything() | held, run.where)
 
 
@@ -150,9 +151,9 @@ def test_the_wire_carries_the_bytes_of_the_ledger(tmp_path: Path) -> None:
 
 def measured(options: Compression, folder: Path) -> tuple[int, int]:
     """Return the bytes that a round sends up and down, as the ledger and the wire agree."""
-    home = FederationHost(METHODS["fl_proto"], folder, Key(0))
-    home.host.compressing = ClientSide(options)
-    flower = on_one_node(home)
+    host = host_of(METHODS["fl_proto"], folder, Key(0))
+    host.compressing = ClientSide(options)
+    flower = on_one_node(host)
     direct: Any = flower._transport
     answer, sent = direct.answer, Counter[str]()
 
@@ -166,7 +167,7 @@ def measured(options: Compression, folder: Path) -> tuple[int, int]:
     direct.answer = counted
     meter = Meter(flower)
     clients = Clients(Guard(Compressed(meter, options)), range(CLIENTS), round=1)
-    _, metrics = home.method.round(home.method.init(Key(1)), clients, Key(2))
+    _, metrics = host.method.round(host.method.init(Key(1)), clients, Key(2))
     assert not clients.faults
     up, down = meter.total("train", "up"), meter.total("train", "down")
     assert CLIENTS * sent["down"] == down  # one message for all clients of a node

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 
-from fedshot.conformance.small import CLIENTS, FederationHost
+from fedshot.conformance.small import CLIENTS
 from fedshot.core.serialised import LIMITS
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.messages import Incoming, WireMessage
 from fedshot.deploy.flower.node_registry import Following
 from fedshot.deploy.flower.setup import Setup
 from fedshot.deploy.flower.worker import ClientRuntime, run_work
+from fedshot.fleets.host import Host
 from fedshot.fleets.sequential import Sequential
 from fedshot.protocol.exchange import Exchange
 
@@ -80,15 +81,14 @@ class Prompt(FlowerFleet):
         list(self._send_orders(1.0))
 
 
-def on_one_node(home: FederationHost) -> FlowerFleet:
+def on_one_node(host: Host) -> FlowerFleet:
     """Return a Flower fleet with one node that holds all clients."""
-    runtime = ClientRuntime(
-        home.method, Sequential(home.host), range(CLIENTS), home.folder / "node"
-    )
+    folder = host.store.folder.with_name("node")
+    runtime = ClientRuntime(host.method, Sequential(host), range(CLIENTS), folder)
     setup = Setup("0" * 32, "", (), CLIENTS, {}, "")
     fleet = Prompt(
-        Sequential(home.host), Direct(runtime), setup, session=1, keeps_state=True, deadline=1.0,
-        names_reducers=home.host.liars is not None or home.host.compressing is not None,
+        Sequential(host), Direct(runtime), setup, session=1, keeps_state=True, deadline=1.0,
+        names_reducers=host.liars is not None or host.compressing is not None,
     )  # fmt: skip
     fleet.rewind(-1, "")
     return fleet

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conformance.cases import METHODS
-from fedshot.conformance.small import CLIENTS, DATASET, PARTITION, FederationHost
+from fedshot.conformance.small import CLIENTS, DATASET, PARTITION, host_of
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -33,6 +33,7 @@ from fedshot.fleets.attacks import (
     z_max,
 )
 from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
 from fedshot.fleets.liars import Colluding, Liars
 from fedshot.fleets.poisoned_data import flipped, stamped, triggered
 from fedshot.fleets.sequential import Sequential
@@ -172,13 +173,13 @@ class Trained:
 
     def __init__(
         self, folder: Path, attack: Attack | None, method: Method[Any] = PROTO, *,
-        build: Callable[[FederationHost], Fleet] = lambda setup: Sequential(setup.host),
+        build: Callable[[Host], Fleet] = Sequential,
         rule: Aggregator = PlainMean(), rounds: int = 2,
     ) -> None:  # fmt: skip
-        setup = FederationHost(method, folder, KEY)
+        host = host_of(method, folder, KEY)
         self.liars = None if attack is None else Liars(attack, KEY, CLIENTS)
-        setup.host.liars = self.liars
-        fleet = build(setup)
+        host.liars = self.liars
+        fleet = build(host)
         if self.liars is not None:
             fleet = Colluding(fleet, self.liars)
         self.server: Any = method.init(KEY.at("init"))
@@ -205,10 +206,10 @@ def of(name: str, **options: Any) -> Attack:
 OTHERS = [name for name in ATTACKS if name != "sign_flip"]
 
 
-def flower(setup: FederationHost) -> Fleet:
+def flower(host: Host) -> Fleet:
     from conformance.wire_messages import on_one_node
 
-    return on_one_node(setup)
+    return on_one_node(host)
 
 
 @pytest.mark.parametrize(
@@ -222,11 +223,9 @@ def test_a_lie_is_admitted_and_changes_the_model_the_same_on_every_fleet(
     here = Trained(tmp_path / "here", of(name), method)
     assert here.faults == []
     assert here.digest != honest.digest
-    for place, build in (("threads", lambda setup: Threads(setup.host, 3)), ("flower", flower)):
+    for place, build in (("threads", lambda host: Threads(host, 3)), ("flower", flower)):
         assert Trained(tmp_path / place, of(name), method, build=build).digest == here.digest
-    stacked = Trained(
-        tmp_path / "stacks", of(name), method, build=lambda setup: Vectorised(setup.host, 3)
-    )
+    stacked = Trained(tmp_path / "stacks", of(name), method, build=lambda host: Vectorised(host, 3))
     torch.testing.assert_close(flat(stacked.server[0]), flat(here.server[0]), rtol=1e-3, atol=1e-4)
 
 

@@ -27,8 +27,6 @@ from fedshot.conformance.small import (
     CLASSES,
     CLIENTS,
     DATASET,
-    PARTITION,
-    FederationHost,
     episodic_test,
 )
 from fedshot.core import tree
@@ -84,9 +82,9 @@ def on(
 ) -> FleetCase:
     """Return a fleet on the GPU, or on the CPU if there is none."""
 
-    def build(setup: FederationHost) -> Fleet:
-        key, device = setup.key.at("clients"), torch.device(DEVICE if gpu else "cpu")
-        host = Host(setup.method, DATASET, PARTITION, setup.store, key, (device,))
+    def build(host: Host) -> Fleet:
+        device = torch.device(DEVICE if gpu else "cpu")
+        host.devices = (device,)
         if gpu:
             host.checks = Checks(gpu)
         if fleet == "graphs":
@@ -197,9 +195,9 @@ def test_clients_dealt_over_two_gpus_have_the_sums_of_one(tmp_path: Path) -> Non
     for n in (1, 2):
         devices = tuple(torch.device("cuda", i) for i in range(n))
 
-        def build(setup: FederationHost, devices: Any = devices) -> Fleet:
-            parts = (setup.method, DATASET, PARTITION, setup.store, setup.key.at("clients"))
-            return Streams(Host(*parts, devices), most=2)
+        def build(host: Host, devices: Any = devices) -> Fleet:
+            host.devices = devices
+            return Streams(host, most=2)
 
         with pretend_gpu():
             run = Federation(

@@ -81,7 +81,6 @@ NOT_FINITE = "part 'delta': b holds a value that is not finite"
     [
         (having(b=torch.tensor([0.0, math.nan, 0.0])), NOT_FINITE),
         (having(b=torch.tensor([0.0, math.inf, 0.0])), NOT_FINITE),
-        (having(b=torch.tensor([0.0, -math.inf, 0.0])), NOT_FINITE),
         (having(b=torch.zeros(4)), "part 'delta': b is float32[4], expected float32[3]"),
         (having(b=torch.zeros(1, 3)), "part 'delta': b is float32[1, 3], expected float32[3]"),
         (having(b=torch.zeros(3).double()), "part 'delta': b is float64[3], expected float32[3]"),
@@ -94,10 +93,6 @@ NOT_FINITE = "part 'delta': b holds a value that is not finite"
         (
             GOOD | {"extra": LIKE},
             "the parts are ['delta', 'extra', 'seen'], expected ['delta', 'seen']",
-        ),
-        (
-            {"Delta": LIKE, "seen": GOOD["seen"]},
-            "the parts are ['Delta', 'seen'], expected ['delta', 'seen']",
         ),
         (
             having(b=torch.tensor([0.0, -40000.0, 0.0])),

@@ -23,7 +23,7 @@ from fedshot.core.errors import ConfigError, WorkerError
 from fedshot.fleets.worker_processes import Processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
-PROCESSES = FleetCase("processes", lambda setup: Processes(setup.host, 2))
+PROCESSES = FleetCase("processes", lambda host: Processes(host, 2))
 
 
 def begin(name: str, folder: Path) -> Federation:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.exceptions import NotFittedError, SkipTestWarning
+from sklearn.exceptions import SkipTestWarning
 from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
@@ -84,8 +84,3 @@ def test_the_page_lists_these_exceptions() -> None:
     text = PAGE.read_text(encoding="utf-8")
     named = set(re.findall(r"`(check_\w+)`", text)) - {"check_estimator"}
     assert named == EXCEPTIONS.keys() | SKIPPED.keys()
-
-
-def test_asking_before_fitting_is_told(folder: Path) -> None:
-    with pytest.raises(NotFittedError):
-        FewShotClassifier(folder).predict(np.zeros((1, 8, 8), np.uint8))

@@ -47,11 +47,10 @@ def predict(options: argparse.Namespace) -> int:
     )
     _check_writable("to", options.to)
     _check_writable("page", options.page, makes_folder=True)
-    run, inputs = classifier.opened, classifier.inputs
-    is_text = run.dataset_info.reads_text
+    run = classifier.opened
     with warnings.catch_warnings(record=True) as noted, _in_words_of_the_shell():
         warnings.simplefilter("always")
-        support, skipped = fit_folder(classifier, options.support, inputs, is_text)
+        support, skipped = fit_folder(classifier, options.support)
     for one in noted:
         tell(f"warning: {one.message}")
     unread = sum(not one.passed for one in skipped)
@@ -62,11 +61,12 @@ def predict(options: argparse.Namespace) -> int:
         )
     elif not options.quiet:
         tell(_trust(classifier))
-    found = list(predict_files(classifier, options.query, inputs, is_text, skipped))
+    found = list(predict_files(classifier, options.query, skipped))
     _tell_skipped(skipped, quiet=options.quiet)
     if not found:
         raise DataError(
-            f"{options.query} holds no {'text' if is_text else 'picture'} that can be read"
+            f"{options.query} holds no {'text' if run.dataset_info.reads_text else 'picture'} that "
+            "can be read"
             f"{_passed(skipped)}. Add some, or correct the path."
         )
     classes = [str(name) for name in classifier.classes_.tolist()]

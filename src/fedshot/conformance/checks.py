@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ from fedshot.conformance.federation import (
 from fedshot.conformance.small import CLIENTS, episodic_test
 from fedshot.core import storage, tree
 from fedshot.core.tree import Tree
-from fedshot.fleets.client_checks import generators
+from fedshot.fleets.client_checks import moved_generators
 from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.threads import Threads
 from fedshot.fleets.unreliable import CORRUPT, Trouble
@@ -45,9 +45,11 @@ from fedshot.protocol.clients import reduce_replies
 from fedshot.protocol.exchange import Exchange, Fleet, Outcome, Reply
 from fedshot.protocol.method import Method
 
-REFERENCE = FleetCase("sequential", lambda setup: Sequential(setup.host))
-THREADS = FleetCase("threads", lambda setup: Threads(setup.host, 2), quick=True)
-VECTORISED = FleetCase("vectorised", lambda setup: Vectorised(setup.host, 3, 2), False, 1e-6, 1e-9)
+T = TypeVar("T")
+
+REFERENCE = FleetCase("sequential", Sequential)
+THREADS = FleetCase("threads", lambda host: Threads(host, 2), quick=True)
+VECTORISED = FleetCase("vectorised", lambda host: Vectorised(host, 3, 2), False, 1e-6, 1e-9)
 
 
 class Runs:
@@ -157,12 +159,8 @@ def is_made_of_hyper_parameters(runs: Runs) -> None:
 
 
 def _digest(reply: Reply) -> str:
-    return tree.digest(tree.detach({
-        "up": dict(reply.up),
-        "private": reply.private,
-        "weight": torch.as_tensor(reply.weight),
-        "metrics": dict(reply.metrics),
-    }))  # fmt: skip
+    tensors, weight = reply.split()
+    return f"{tree.digest(tree.detach(tensors))} {weight}"
 
 
 def two_of_each_work(run: Federation) -> list[Execution]:
@@ -201,22 +199,17 @@ def same_inputs_give_same_bits(runs: Runs) -> None:
 @_listed
 def global_generators_are_unused(runs: Runs) -> None:
     """No global random generator is used."""
-    before = generators()
 
-    def check_unchanged(part: str) -> None:
-        after = generators()
-        moved = [name for name, state in before.items() if after[name] != state]
+    def checked(part: str, call: Callable[[], T]) -> T:
+        found, moved = moved_generators(call)
         require(not moved, f"{part} uses the global generator of {' and '.join(moved)}")
+        return found
 
-    run = runs.begin(on=REFERENCE)
-    check_unchanged("init or init_client")
-    run.train(2)
-    check_unchanged("a round")
-    run.predict()
-    check_unchanged("evaluate")
+    run = checked("init or init_client", lambda: runs.begin(on=REFERENCE))
+    checked("a round", lambda: run.train(2))
+    checked("evaluate", run.predict)
     for execution in two_of_each_work(run):
-        execution.repeat()
-        check_unchanged(execution.name)
+        checked(execution.name, execution.repeat)
 
 
 @_listed
@@ -225,7 +218,7 @@ def draws_by_key_and_data(runs: Runs) -> None:
     run = runs.undisturbed
     for execution in reversed(run.executions):
         key = execution.exchange.client_key(execution.client)
-        drawn = execution.exchange.work.draw(run.setup.host.data(execution.client), key)
+        drawn = execution.exchange.work.draw(run.host.data(execution.client), key)
         same = tree.digest(drawn) == tree.digest(execution.drawn)
         name = execution.exchange.work.draw_name
         require(same, f"{name} draws different values when repeated with the same key and data")

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshot.conformance.small import CLIENTS, FederationHost, episodic_test
+from fedshot.conformance.small import CLIENTS, episodic_test, host_of
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.fleets.client_checks import checked_round
 from fedshot.fleets.guard import Guard
+from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
 from fedshot.fleets.unreliable import Trouble, Unreliable
 from fedshot.fleets.wrapper import Wrapper
@@ -39,7 +40,7 @@ class FleetCase:
     """
 
     name: str
-    build: Callable[[FederationHost], Fleet]
+    build: Callable[[Host], Fleet]
     exact: bool = True
     rtol: float = 0.0
     atol: float = 0.0
@@ -93,9 +94,9 @@ class Execution(NamedTuple):
 class RecordingFleet(Wrapper):
     """A fleet that records each execution of a client function."""
 
-    def __init__(self, fleet: Fleet, setup: FederationHost) -> None:
+    def __init__(self, fleet: Fleet, host: Host) -> None:
         super().__init__(fleet)
-        self.host = setup.host
+        self.host = host
         self.executions: list[Execution] = []
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
@@ -180,8 +181,8 @@ class Federation:
     ) -> None:
         self._combine = combine
         self.method, self.key, self.where = method, Key(seed), where
-        self.setup = FederationHost(method, folder, self.key)
-        self.recording = RecordingFleet(where.build(self.setup), self.setup)
+        self.host = host_of(method, folder, self.key)
+        self.recording = RecordingFleet(where.build(self.host), self.host)
         self.meter = Meter(around(self.recording))
         self.fleet = Guard(self.meter)
         self.server: Tree = method.init(self.key.at("init"))
@@ -239,7 +240,7 @@ class Federation:
 
     def private(self, client: int) -> Tree:
         """Return the client's current private state."""
-        return self.setup.host.private(client, LATE)
+        return self.host.private(client, LATE)
 
     def banked(self, client: int) -> Tree:
         """Return the model that the server stores on disk for the client, or `{}` for none."""

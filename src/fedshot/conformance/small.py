@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +48,6 @@ def episodic_test(n: int = 5) -> EpisodicTest:
     return EpisodicTest(DATASET, Tasks.draw(DATASET, range(CLASSES), spec, n, Key(0).at("exam")))
 
 
-@dataclass(frozen=True)
-class FederationHost:
-    """What a fleet is built from: the method, a folder for private states, and the run's key."""
-
-    method: Method[Any]
-    folder: Path
-    key: Key
-
-    @cached_property
-    def store(self) -> PrivateStore:
-        """The clients' private states."""
-        return PrivateStore(self.folder / "clients")
-
-    @cached_property
-    def host(self) -> Host:
-        """The clients' data and private states."""
-        return Host(self.method, DATASET, PARTITION, self.store, self.key.at("clients"))
+def host_of(method: Method[Any], folder: Path, key: Key) -> Host:
+    """Return the host of the clients, whose private states are in `folder`; `key` is the run's."""
+    return Host(method, DATASET, PARTITION, PrivateStore(folder / "clients"), key.at("clients"))

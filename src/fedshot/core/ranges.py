@@ -10,6 +10,8 @@ from pydantic import Field
 AtLeast0: TypeAlias = Annotated[int, Field(ge=0)]
 AtLeast1: TypeAlias = Annotated[int, Field(ge=1)]
 Episodes: TypeAlias = Annotated[int, Field(le=1_000_000)]
+Side: TypeAlias = Annotated[int, Field(ge=1, le=8192)]  # pixels
+SmallSide: TypeAlias = Annotated[int, Field(ge=1, le=1024)]
 Width: TypeAlias = Annotated[int, Field(le=65_536)]
 Cores: TypeAlias = Annotated[int, Field(ge=1, le=1024)]
 Above0: TypeAlias = Annotated[float, Field(gt=0)]

@@ -227,35 +227,28 @@ class Dataset:
 
 
 def _check_array(name: str, x: npt.NDArray[Any]) -> None:
-    (_check_features if x.dtype.kind == "f" and x.ndim == 2 else _check_pixels)(name, x)
-
-
-def _check_pixels(name: str, x: Pixels) -> None:
-    if x.dtype != np.uint8 or x.ndim != 4:
+    """Raise DataError unless an array is uint8 [n, H, W, C], or float32 [n, d] and finite."""
+    is_features = x.dtype.kind == "f" and x.ndim == 2
+    noun = "features" if is_features else "images"
+    if is_features and (x.dtype != np.float32 or x.size == 0):
+        raise DataError(
+            f"{name}: features are {x.dtype}{list(x.shape)}; expected float32[n, d], with at least "
+            "one row and one column. Reshape and cast them first."
+        )
+    if not is_features and (x.dtype != np.uint8 or x.ndim != 4):
         raise DataError(
             f"{name}: images are {x.dtype}{list(x.shape)}; expected uint8[n, H, W, C], "
             "values 0 to 255. Scale and cast them first."
         )
     if not x.flags.c_contiguous:
         raise DataError(
-            f"{name}: images are not contiguous in memory; expected C order. "
+            f"{name}: {noun} are not contiguous in memory; expected C order. "
             "Pass np.ascontiguousarray(x)."
         )
     if x.size == 0:
         raise DataError(f"{name}: images are {list(x.shape)}; expected at least one image")
-
-
-def _check_features(name: str, x: Features) -> None:
-    if x.dtype != np.float32 or x.ndim != 2 or x.size == 0:
-        raise DataError(
-            f"{name}: features are {x.dtype}{list(x.shape)}; expected float32[n, d], with at least "
-            "one row and one column. Reshape and cast them first."
-        )
-    if not x.flags.c_contiguous:
-        raise DataError(
-            f"{name}: features are not contiguous in memory; expected C order. "
-            "Pass np.ascontiguousarray(x)."
-        )
+    if not is_features:
+        return
     rows = max(1, _CHUNK // x[0].nbytes)
     for start in range(0, len(x), rows):
         bad = np.flatnonzero(~np.isfinite(x[start : start + rows]).all(axis=1))

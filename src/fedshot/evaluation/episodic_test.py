@@ -26,7 +26,7 @@ from typing_extensions import TypedDict
 
 from fedshot.core import tree
 from fedshot.core.devices import CPU
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError
 from fedshot.core.ranges import AtLeast1, Episodes
 from fedshot.core.records import Share, Whole
 from fedshot.core.seeds import Key
@@ -81,7 +81,6 @@ class TestOptions:
     first_client_only: bool = False
 
     def __post_init__(self) -> None:
-        check_word("test.pool", self.pool, ("shared", "clients"))
         if self.pool == "clients" and self.group.clients:
             raise ConfigError(
                 f"test.pool is 'clients' and test.group.clients is {self.group.clients}, but an "
@@ -131,13 +130,8 @@ class EvalEpisodes(LazyEpisodes):
 
     def _build(self, u: int) -> EvalEpisode:
         episode = self._tasks.episode(self._dataset, u)
-        x, y, query, classes = (
-            episode.support_x,
-            episode.support_y,
-            episode.query_x,
-            episode.classes,
-        )
-        found = EvalEpisode(x, y, query, classes, self._held(u))
+        support_x, support_y, query_x, _, classes = episode
+        found = EvalEpisode(support_x, support_y, query_x, classes, self._held(u))
         return found if self._device.type == "cpu" else tree.to(found, self._device)
 
     def _held(self, u: int) -> Held | tuple[()]:

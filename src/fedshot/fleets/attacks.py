@@ -164,7 +164,7 @@ class LabelFlip(Attack):
 
 
 @dataclass(frozen=True)
-class Backdoor(Attack):
+class Backdoor(Scaling):
     """Examples with a trigger are trained to be of one class (Bagdasaryan et al. 2020).
 
     Examples of the client's other classes, with a trigger, replace all examples of one class. The
@@ -183,11 +183,6 @@ class Backdoor(Attack):
     def data(self, data: ClientData, key: Key) -> ClientData:
         """Return the examples; those of one class are replaced by examples with the trigger."""
         return triggered(data, key.numpy())
-
-    def change(self, x: Tensor, key: Key) -> Tensor:
-        """Return `factor` * x."""
-        del key
-        return self.factor * x
 
 
 @dataclass(frozen=True)

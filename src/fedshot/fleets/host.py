@@ -71,6 +71,7 @@ class Host:
         self.liars, self.compressing = liars, compressing
         self.method, self._dataset, self._partition = method, dataset, partition
         self.store, self._key = store, key
+        self.bank = PrivateStore(store.folder.with_name("bank"), "model in the server's bank")
         self._like: Tree | None = None
         self.devices = tuple(devices)
         self._resident: dict[torch.device, Dataset] = {}
@@ -114,7 +115,11 @@ class Host:
         the client keeps its previous state.
         """
         call = self.prepare(exchange, client)
-        return self.finish(exchange, call, self._run_work(exchange, call))
+        if self.device.type == "cpu":
+            reply = self.checks.run(exchange.work, *call[1:])
+        else:
+            reply = self.checks.run(exchange.work, *tree.to(call[1:], self.device)).on_cpu()
+        return self.finish(exchange, call, reply)
 
     def placed(self, exchange: Exchange, device: torch.device | None = None) -> Exchange:
         """Return the exchange with its message on a device (by default, the first of `devices`).
@@ -146,12 +151,6 @@ class Host:
         """Return an exchange's message, decoded; call it once for each client."""
         message = exchange.message(client)
         return message if self.compressing is None else self.compressing.received(message)
-
-    def _run_work(self, exchange: Exchange, call: ClientCall) -> Reply:
-        """Run an exchange's client function for one client, on the first of `devices`."""
-        if self.device.type == "cpu":
-            return self.checks.run(exchange.work, *call[1:])
-        return self.checks.run(exchange.work, *tree.to(call[1:], self.device)).on_cpu()
 
     def finish(self, exchange: Exchange, call: ClientCall, reply: Reply) -> Arrival:
         """Store the client's new private state, and return the reply without it.

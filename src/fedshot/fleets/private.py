@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
@@ -29,21 +30,16 @@ _STATE = re.compile(r"r(\d{6,})-(\d{2,})\.safetensors")
 _INDEX = re.compile(r"index-(\d{6,})\.safetensors")
 
 
+@dataclass(eq=False)
 class Index:
     """Version and hash of every client's newest state up to one round.
 
     It has an entry of 24 bytes for each client that has a state, in the order of the clients.
     """
 
-    def __init__(
-        self,
-        clients: Tensor | None = None,
-        versions: Tensor | None = None,
-        shas: Tensor | None = None,
-    ) -> None:
-        self.clients = torch.zeros(0, dtype=torch.int64) if clients is None else clients
-        self.versions = torch.zeros((0, 2), dtype=torch.int32) if versions is None else versions
-        self.shas = torch.zeros(0, dtype=torch.int64) if shas is None else shas
+    clients: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    versions: Tensor = field(default_factory=lambda: torch.zeros((0, 2), dtype=torch.int32))
+    shas: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def version(self, client: int) -> Version:
         """Return the version of a client's state; (-1, -1) if it has none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from threading import Lock
 from typing import TypeVar
 
 from fedshot.fleets.host import Host
@@ -23,8 +22,6 @@ class Sequential:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self._bank: PrivateStore | None = None
-        self._opening = Lock()  # several threads may use the bank
 
     @property
     def bank(self) -> PrivateStore:
@@ -33,11 +30,7 @@ class Sequential:
         They are versioned by round, like the private states. Only methods whose server keeps a
         model for every client use the bank.
         """
-        with self._opening:
-            if self._bank is None:
-                folder = self.host.store.folder.with_name("bank")
-                self._bank = PrivateStore(folder, "model in the server's bank")
-            return self._bank
+        return self.host.bank
 
     def replies(self, exchange: Exchange) -> Iterator[Arrival]:
         """Yield the replies in the order of the cohort."""

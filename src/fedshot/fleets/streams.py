@@ -51,7 +51,7 @@ class Streams(Sequential):
         work, checks = exchange.work, self.host.checks
 
         def run(inputs: Tree) -> Result:
-            return _parts(checks.run(work, *(inputs[name] for name in ClientCall._fields[1:])))
+            return checks.run(work, *(inputs[name] for name in ClientCall._fields[1:])).split()
 
         inputs = dict(zip(ClientCall._fields[1:], call[1:], strict=True))
         # The episodes of a test differ from one evaluation to the next: not worth recording.
@@ -60,20 +60,4 @@ class Streams(Sequential):
             self._methods[id(work.method)] = work.method  # kept, so that the number stays its own
             name = id(work.method), work.name
         result = self.graphs[device].start(name, run, inputs)
-        return lambda: self.host.finish(exchange, call, _reply(*result()))
-
-
-def _parts(reply: Reply) -> Result:
-    """Return (the tensors of a reply, its weight if that is a number).
-
-    If the weight is a tensor, it is among the tensors, and None takes its place.
-    """
-    parts = {"up": dict(reply.up), "private": reply.private, "metrics": dict(reply.metrics)}
-    if isinstance(reply.weight, torch.Tensor):
-        return parts | {"weight": reply.weight}, None
-    return parts, reply.weight
-
-
-def _reply(parts: Tree, weight: float | None) -> Reply:
-    """Rebuild a reply from the result of `_parts`."""
-    return Reply(parts["up"], parts["private"], parts.get("weight", weight), parts["metrics"])
+        return lambda: self.host.finish(exchange, call, Reply.joined(*result()))

@@ -43,8 +43,7 @@ class Chances:
     corrupt: Share = 0.0
 
     def __post_init__(self) -> None:
-        shares = (self.drop, self.delay, self.corrupt)
-        if not (all(share >= 0 for share in shares) and sum(shares) <= 1):
+        if not self.drop + self.delay + self.corrupt <= 1:
             raise ConfigError(
                 f"run.unreliable is drop {self.drop}, delay {self.delay}, corrupt {self.corrupt}; "
                 "expected probabilities that add up to at most 1."

@@ -63,43 +63,26 @@ class Vectorised(Threads):
 
     def _run(self, exchange: Exchange, calls: Sequence[ClientCall]) -> Iterator[Arrival]:
         per_client = isinstance(exchange.down, PerClient)  # a common message is not stacked
-        stacked = {"private": _stack([call.private for call in calls]),
-                   "drawn": _stack([call.drawn for call in calls])}  # fmt: skip
+        stacked = {"private": tree.stack([call.private for call in calls]),
+                   "drawn": tree.stack([call.drawn for call in calls])}  # fmt: skip
         if per_client:
-            stacked["down"] = _stack([call.down for call in calls])
+            stacked["down"] = tree.stack([call.down for call in calls])
         stacked = tree.to(stacked, self.host.device)
-        weights: list[Any] = []
+        weights: list[float | None] = []
 
-        def one(mapped: dict[str, Tree]) -> tuple[Any, ...]:
+        def one(mapped: dict[str, Tree]) -> dict[str, Tree]:
             down = mapped["down"] if per_client else calls[0].down
             reply = self.host.checks.run(exchange.work, down, mapped["private"], mapped["drawn"])
-            parts = dict(reply.up), reply.private, dict(reply.metrics)
-            if isinstance(reply.weight, torch.Tensor):
-                return *parts, reply.weight
-            weights.append(reply.weight)
-            return parts
+            tensors, weight = reply.split()
+            weights.append(weight)
+            return tensors
 
-        if tree.leaves(stacked):
-            found = tree.to(torch.func.vmap(one)(stacked), torch.device("cpu"))
-            each = [_unstack(part, len(calls)) for part in found]
-        else:  # all clients have the same inputs
-            found = tree.to(one({"private": {}, "drawn": {}, "down": {}}), torch.device("cpu"))
-            each = [[part] * len(calls) for part in found]
-        for call, (up, private, metrics, *weight) in zip(
-            calls, zip(*each, strict=True), strict=True
-        ):
-            reply = Reply(up, private, weight[0] if weight else weights[0], metrics)
-            yield self.host.finish(exchange, call, reply)
-
-
-def _unstack(part: Tree, n: int) -> list[Tree]:
-    """Split a stacked tree into its n trees."""
-    leaves = zip(*(leaf.unbind() for leaf in tree.leaves(part)), strict=True)
-    return [tree.unflatten(part, own) for own in leaves] if tree.leaves(part) else [part] * n
-
-
-def _stack(trees: Sequence[Tree]) -> Tree:
-    return tree.map(lambda *leaves: torch.stack(leaves), *trees)
+        differ = bool(tree.leaves(stacked))  # else all clients have the same inputs
+        run = torch.func.vmap(one) if differ else one
+        found = tree.to(run(stacked), torch.device("cpu"))
+        for i, call in enumerate(calls):
+            own = tree.index(found, i) if differ else found
+            yield self.host.finish(exchange, call, Reply.joined(own, weights[0]))
 
 
 def _form(part: Tree) -> tuple[Any, ...]:

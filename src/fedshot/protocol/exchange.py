@@ -40,10 +40,21 @@ class Reply(NamedTuple):
 
     def on_cpu(self) -> Reply:
         """Return the reply with its tensors on the CPU, without their autograd graph."""
-        tensors = {"up": self.up, "private": self.private, "metrics": self.metrics}
+        tensors, weight = self.split()
+        return Reply.joined(tree.to(tree.detach(tensors), torch.device("cpu")), weight)
+
+    def split(self) -> tuple[dict[str, Tree], float | None]:
+        """Return (the tensors by field, the weight if it is a number), which `joined` joins."""
+        tensors = {"up": dict(self.up), "private": self.private, "metrics": dict(self.metrics)}
         if isinstance(self.weight, Tensor):
-            tensors["weight"] = self.weight
-        return self._replace(**tree.to(tree.detach(tensors), torch.device("cpu")))
+            return tensors | {"weight": self.weight}, None
+        return tensors, self.weight
+
+    @classmethod
+    def joined(cls, tensors: Mapping[str, Tree], weight: float | None) -> Reply:
+        """Return the reply that `split` has split."""
+        up, private, metrics = tensors["up"], tensors["private"], tensors["metrics"]
+        return cls(up, private, tensors.get("weight", weight), metrics)
 
 
 def client_work(draw: str | None = None) -> Callable[[F], F]:

@@ -228,7 +228,12 @@ def _torch_export(module: Encoder, traced: tuple[Tensor, ...]) -> Any:
     out = BytesIO()
     torch.export.save(program, out)
     loaded = torch.export.load(BytesIO(out.getvalue())).module()
-    return out.getvalue(), lambda inputs: _tuple(loaded(*inputs))
+
+    def features(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        found = loaded(*inputs)
+        return found if isinstance(found, tuple) else (found,)
+
+    return out.getvalue(), features
 
 
 def _onnx(module: Encoder, traced: tuple[Tensor, ...]) -> Any:
@@ -276,7 +281,3 @@ def _quiet(logger: str) -> Iterator[None]:
 def _dynamic(module: Encoder) -> dict[str, Any]:
     names = ("support", "query") if isinstance(module, TaskEncoder) else ("examples",)
     return {name: {0: torch.export.Dim(f"n_{name}", min=2)} for name in names}
-
-
-def _tuple(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return found if isinstance(found, tuple) else (found,)

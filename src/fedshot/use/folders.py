@@ -23,7 +23,7 @@ from fedshot.data.files.images import SUFFIXES
 from fedshot.data.sources.hf import HF
 from fedshot.data.sources.texts import TABLES, Texts, label_of, table_rows, text_of
 from fedshot.use.classifier import FewShotClassifier
-from fedshot.use.inputs import Inputs, padded
+from fedshot.use.inputs import padded
 
 TEXTS = frozenset({".txt", ".text", ".md"})
 _BLOCK = 512  # number of files predicted at once, which bounds the memory
@@ -75,24 +75,26 @@ class _Example(NamedTuple):
     label: str = ""
 
 
-def fit_folder(
-    classifier: FewShotClassifier, folder: Path, inputs: Inputs, is_text: bool
-) -> tuple[Support, list[Skipped]]:
+def fit_folder(classifier: FewShotClassifier, folder: Path) -> tuple[Support, list[Skipped]]:
     """Fit a classifier to `folder/<class>/<file>`, or to the rows of a table of texts.
 
     Returns the examples and the files that were skipped. Raises DataError if the folder does not
     exist, or if no example can be read for some class.
     """
     skipped: list[Skipped] = []
-    if is_text and folder.is_file():
-        found = list(_table(classifier, folder, inputs, skipped, labelled=True))
+    if _takes_texts(classifier) and folder.is_file():
+        found = list(_table(classifier, folder, skipped, labelled=True))
         if not found:
             raise DataError(f"{folder} holds no text that can be read.{_last(skipped)}")
     else:
-        found = _by_class(folder, inputs, is_text, skipped)
+        found = _by_class(classifier, folder, skipped)
     paths, _, rows, texts, labels = zip(*found, strict=True)
     classifier.fit(_examples(rows), list(labels))
     return Support(paths, labels, texts), skipped
+
+
+def _takes_texts(classifier: FewShotClassifier) -> bool:
+    return classifier.opened.dataset_info.reads_text
 
 
 def _examples(rows: Sequence[Tensor | str]) -> Tensor | list[str]:
@@ -102,8 +104,9 @@ def _examples(rows: Sequence[Tensor | str]) -> Tensor | list[str]:
 
 
 def _by_class(
-    folder: Path, inputs: Inputs, is_text: bool, skipped: list[Skipped]
+    classifier: FewShotClassifier, folder: Path, skipped: list[Skipped]
 ) -> list[_Example]:
+    is_text = _takes_texts(classifier)
     root, suffix = _root(folder, is_text), ".txt" if is_text else ".png"
     every: list[_Example] = []
     classes = [p for p in sorted(root.iterdir()) if p.is_dir() and not p.name.startswith(".")]
@@ -120,7 +123,7 @@ def _by_class(
             raise DataError(
                 f"{path} is a link to {path.resolve()}, outside {root}. Copy the folder instead."
             )
-        examples = list(_read(path, root, inputs, is_text, skipped))
+        examples = list(_read(classifier, path, root, skipped))
         if not examples:
             noun = f"text ({', '.join(sorted(TEXTS))})" if is_text else "picture"
             raise DataError(
@@ -132,11 +135,7 @@ def _by_class(
 
 
 def predict_files(
-    classifier: FewShotClassifier,
-    folder: Path,
-    inputs: Inputs,
-    is_text: bool,
-    skipped: list[Skipped],
+    classifier: FewShotClassifier, folder: Path, skipped: list[Skipped]
 ) -> Iterator[FilePrediction]:
     """Yield a prediction for each file below a folder, or each row of a table of texts, in order.
 
@@ -146,11 +145,11 @@ def predict_files(
     Raises DataError if the folder does not exist, or holds more than `WHOLE` files for a
     transductive method.
     """
-    if is_text and folder.is_file():
-        examples = _table(classifier, folder, inputs, skipped, labelled=False)
+    if _takes_texts(classifier) and folder.is_file():
+        examples = _table(classifier, folder, skipped, labelled=False)
     else:
-        root = _root(folder, is_text)
-        examples = _read(root, root, inputs, is_text, skipped)
+        root = _root(folder, _takes_texts(classifier))
+        examples = _read(classifier, root, root, skipped)
     method = classifier.opened.method
     block: list[_Example] = []
     for example in examples:
@@ -220,17 +219,17 @@ def as_json_lines(found: Sequence[FilePrediction], classes: Sequence[str]) -> st
 
 
 def _read(
-    folder: Path, root: Path, inputs: Inputs, is_text: bool, skipped: list[Skipped]
+    classifier: FewShotClassifier, folder: Path, root: Path, skipped: list[Skipped]
 ) -> Iterator[_Example]:
     """Yield the examples in the files below a folder, in order of file names.
 
     Unreadable files, and links out of `root`, are appended to `skipped`.
     """
-    for path in _files(folder, is_text, skipped):
+    for path in _files(folder, _takes_texts(classifier), skipped):
         try:
             if not _is_inside(path, root):
                 raise DataError(f"{path} is a link out of its folder. Copy the file instead.")
-            example = inputs.one(path)
+            example = classifier.inputs.one(path)
         except DataError as error:
             skipped.append(Skipped(path, str(error)))
         else:
@@ -238,12 +237,7 @@ def _read(
 
 
 def _table(
-    classifier: FewShotClassifier,
-    path: Path,
-    inputs: Inputs,
-    skipped: list[Skipped],
-    *,
-    labelled: bool,
+    classifier: FewShotClassifier, path: Path, skipped: list[Skipped], *, labelled: bool
 ) -> Iterator[_Example]:
     """Yield the examples in the rows of a table; its columns are named as in the run's data.
 
@@ -261,7 +255,7 @@ def _table(
         try:
             content = text_of(where, row, text)
             label = label_of(where, row, source.label) if labelled else ""
-            example = inputs.text(content, where)
+            example = classifier.inputs.text(content, where)
         except DataError as error:
             skipped.append(Skipped(path, str(error)))
         else:

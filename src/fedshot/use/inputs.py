@@ -123,7 +123,9 @@ class Inputs:
     def _features(self, x: Any) -> Tensor:
         d = self._info.shape[0]
         try:
-            array = np.asarray([_as_array(row, "the features") for row in x] if _is_list(x) else x)
+            rows = [array_of(row, "the features") if isinstance(row, Tensor) else row
+                    for row in x] if _is_list(x) else x  # fmt: skip
+            array = np.asarray(rows)
             if array.dtype.kind not in "fiu":
                 raise ValueError(f"they are {array.dtype}")
         except (ValueError, TypeError) as error:
@@ -152,7 +154,8 @@ class Inputs:
             x = [channels_last(array_of(one, f"image {i}")) if isinstance(one, Tensor) else one
                  for i, one in enumerate(x)]  # fmt: skip
         array = x if isinstance(x, np.ndarray) else None
-        if array is None and _is_list(x) and _all_arrays(x) and len({np.shape(a) for a in x}) == 1:
+        arrays = _is_list(x) and all(isinstance(one, np.ndarray) for one in x)
+        if arrays and len({one.shape for one in x}) == 1:
             array = np.stack(x)
         if array is not None and array.dtype != object and array.dtype.kind not in "US":
             if array.ndim not in _ARRAY_DIMS:
@@ -322,10 +325,6 @@ def channels_last(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array
 
 
-def _as_array(one: Any, name: str) -> np.ndarray[Any, Any]:
-    return array_of(one, name) if isinstance(one, Tensor) else np.asarray(one)
-
-
 def _listed(x: Any) -> Any:
     """Convert a sequence, such as a pandas column or a torch Dataset, to a list of examples.
 
@@ -347,10 +346,6 @@ def _pairs(one: Any) -> str:
     if not _is_list(one) or len(one) != 2:
         return ""
     return " For pairs (example, label), pass [x for x, _ in data] and [y for _, y in data]."
-
-
-def _all_arrays(x: Sequence[Any]) -> bool:
-    return len(x) > 0 and all(isinstance(a, np.ndarray) for a in x)
 
 
 def _is_list(x: Any) -> bool:

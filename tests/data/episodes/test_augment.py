@@ -72,15 +72,6 @@ def test_jitter_keeps_grey_pixels_of_colour_images_grey():
     assert (out.amax(-1) - out.amin(-1)).max() <= 1  # rounding
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"crop_padding": -1}, "crop_padding is -1"), ({"jitter": 1.0}, r"jitter is 1\.0")],
-)
-def test_impossible_options_are_refused(options, said):
-    with pytest.raises(DataError, match=said):
-        Augment(**options)
-
-
 def test_images_of_another_kind_are_refused():
     with pytest.raises(DataError, match=r"torch\.float32.*expected uint8 \[n, H, W, C\]"):
         Augment(1).apply(X.float(), KEY)

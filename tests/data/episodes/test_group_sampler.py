@@ -177,10 +177,7 @@ def test_an_exam_in_one_hand_has_the_name_it_always_had() -> None:
     ("make", "text"),
     [
         (lambda: GroupSampler(spare=2), "spare is 2 and clients is 0"),
-        (lambda: GroupSampler(10, "dirichlet"), "by is 'dirichlet'"),  # type: ignore[arg-type]
         (lambda: GroupSampler(10, "shards", shards=3), "shards is 3"),
-        (lambda: GroupSampler(-1), "clients is -1"),
-        (lambda: Resampled(0), "clients is 0"),
         (
             lambda: Resampled(5, "shards").assign(
                 DATA, POOL.indices, Key(0), EpisodeSpec((3, 6), 3, 5)

@@ -320,15 +320,6 @@ def test_a_hash_is_remembered_from_the_first_load_on(tmp_path, monkeypatch):
     cache.cached("toy", [source], {}, Builder())
 
 
-def test_an_unchanged_file_is_not_read_again(tmp_path, monkeypatch):
-    path = old(tmp_path / "big.zip", b"content")
-    sha = Fingerprints(tmp_path / "known.json").of(path)
-    monkeypatch.setattr(
-        "fedshot.data.files.fingerprints.hash_file", lambda *_: pytest.fail("read again")
-    )
-    assert Fingerprints(tmp_path / "known.json").of(path) == sha
-
-
 def test_a_changed_file_has_another_hash_and_a_fresh_one_is_not_remembered(tmp_path):
     known = tmp_path / "known.json"
     path = old(tmp_path / "x.zip", b"one")

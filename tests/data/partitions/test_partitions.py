@@ -206,18 +206,8 @@ def test_users_without_a_number_of_clients_are_a_client_each():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Iid(0), "clients is 0; expected 1 or more"),
-        (lambda: Dirichlet(3, alpha=0.0), "alpha is 0.0; expected a positive number"),
-        (lambda: Dirichlet(3, alpha=float("nan")), "alpha is nan"),
-        (lambda: Dirichlet(3, alpha=float("inf")), "use the iid partition"),
-        (lambda: Dirichlet(3, redraws=-1), "redraws is -1"),
-        (lambda: Shards(3, 0), "per_client is 0"),
         (lambda: Shards(5, 2, shards=9), "shards is 9; 5 clients that draw 2 each need 10"),
-        (lambda: Pathological(5, way=0), "way is 0"),
         (lambda: Clusters(3, 5), "clusters is 5, but there are only 3 clients"),
-        (lambda: Clusters(5, 5, alpha=-1), "alpha is -1"),
-        (lambda: Users(0), "clients is 0"),
-        (lambda: WholeClasses(-3), "clients is -3"),
     ],
 )
 def test_impossible_options_are_refused_at_once(make, said):

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.errors import DataError
 from fedshot.data.files import pickled
 from fedshot.data.files.archives import opened
 from fedshot.data.sources.cifar import CIFAR10, Cifar10, Cifar100
@@ -134,8 +134,6 @@ def test_both_splits_come_with_fedshot(tmp_path, pngs):
         assert dataset.name == variant
         assert split is not None
         assert [len(p) for p in (split.base, split.validation, split.novel)] == counts
-    with pytest.raises(ConfigError, match="Valid: cifar_fs, fc100"):
-        Cifar100("fc10")  # type: ignore[arg-type]
 
 
 def test_fc100_parts_share_no_superclass():
@@ -206,7 +204,6 @@ def test_what_is_missing_is_named_with_its_place(tmp_path):
             "'aple', which is not a class of cifar100. Did you",
         ),
         ({"../x.png": b""}, r"'\.\./x\.png', a path that points outside the archive"),
-        ({"/etc/x.png": b""}, "points outside"),
         ({"a\\..\\..\\x.png": b""}, "points outside"),
         (
             {"train/apple/0_0.png": None, "test/apple/0_1.png": None},
@@ -218,34 +215,6 @@ def test_a_wrong_zip_is_refused_by_name(tmp_path, pngs, change, said):
     files = {name: data for name, data in {**pngs, **change}.items() if data is not None}
     write_zip(tmp_path / "cifar100" / "any.zip", files)
     with pytest.raises(DataError, match=said):
-        Cifar100().load(tmp_path)
-
-
-def test_a_truncated_archive_is_named(tmp_path, pngs):
-    path = write_zip(tmp_path / "cifar100" / "any.zip", pngs)
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"any\.zip is not a complete zip file"):
-        Cifar100().load(tmp_path)
-    path.unlink()
-    path = tmp_path / "cifar100" / "cifar-100-python.tar.gz"
-    write_tar(path, cifar100_files())
-    path.write_bytes(path.read_bytes()[:-5000])
-    with pytest.raises(DataError, match=r"tar\.gz is not a complete tar file"):
-        Cifar100().load(tmp_path)
-
-
-def test_a_member_that_occurs_twice_or_is_a_link_is_refused(tmp_path, pngs):
-    path = write_zip(tmp_path / "cifar100" / "any.zip", pngs)
-    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
-        archive.writestr("train/apple/0_0.png", b"")
-    with pytest.raises(DataError, match=r"holds 'train/apple/0_0\.png' twice"):
-        Cifar100().load(tmp_path)
-    path = tmp_path / "cifar100" / "cifar-100-python.tar.gz"
-    with tarfile.open(path, "w:gz") as tar:
-        link = tarfile.TarInfo("cifar-100-python/train")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        tar.addfile(link)
-    with pytest.raises(DataError, match="is a link or device"):
         Cifar100().load(tmp_path)
 
 

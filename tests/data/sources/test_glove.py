@@ -164,8 +164,6 @@ def test_the_vector_of_unk_does_not_make_unk_a_word_of_the_texts(file):
     ("texts", "options", "said"),
     [
         (TEXTS, {"cut": 0}, "cut is 0; expected 1 or more"),
-        (TEXTS, {"cut": 1, "keep": "some"}, "keep is 'some'"),
-        (TEXTS, {"cut": 1, "unknown": "ones"}, "unknown is 'ones'"),
         ([], {"cut": 1}, "mine holds no texts"),
         ([["chat"], ["chien"]], {"cut": 1}, "none of the 2 different words of mine"),
         ([[]], {"cut": 1}, "none of the 0 different words of mine"),

@@ -22,11 +22,6 @@ def test_either_text_or_image_says_what_the_data_is(columns):
         HF("some/name", **columns)
 
 
-def test_channels_are_grey_or_colour():
-    with pytest.raises(DataError, match="channels is 4"):
-        HF("some/name", image="image", channels=4)
-
-
 @pytest.mark.skipif(INSTALLED, reason="is about the extra missing")
 def test_without_the_extra_it_is_said_what_to_install():
     with pytest.raises(ConfigError, match=r"pip install 'fedshot\[hf\]'"):

@@ -43,15 +43,11 @@ def test_both_forms_of_a_row_are_the_same_and_words_stay_as_they_are(home):
     ("row", "said"),
     [
         ({"raw": "a", "label": 41}, r"label is not an integer in 0\.\.40"),
-        ({"raw": "a", "label": -1}, "label is not an integer"),
-        ({"raw": "a", "label": "1"}, "label is not an integer"),
         ({"raw": "a", "label": True}, "label is not an integer"),
         ({"raw": "a"}, "label is not an integer"),
         ({"label": 1}, 'expected "raw"'),
         ({"text": "a cat", "label": 1}, 'expected "raw"'),
         ({"text": ["a", 1], "label": 1}, 'expected "raw"'),
-        ("{", "not JSON"),
-        ("7", "int; expected an object"),
     ],
 )
 def test_a_bad_row_is_refused_with_its_line(home, row, said):
@@ -65,13 +61,6 @@ def test_classes_without_a_headline_are_named(home):
     said = r"huffpost\.json holds headlines of 39 of its 41 classes, and none of '3', '40'"
     with pytest.raises(DataError, match=rf"{said}\. Fetch the file again"):
         HuffPost().load(home)
-
-
-def test_a_missing_file_or_folder_is_named(home):
-    with pytest.raises(DataError, match=r"huffpost\.json cannot be read"):
-        HuffPost().load(home)
-    with pytest.raises(DataError, match="huffpost needs a data folder"):
-        HuffPost().load(None)
 
 
 @given(st.binary(max_size=80), st.integers(0, 60), st.integers(0, 255))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.errors import DataError
 from fedshot.data.sources.news import GROUPS, News20, messages, readable_part
 
 MESSAGE = b"From: me@a.org (Some One)\nSubject: Re: a cat\n\tgoes on\nLines: 3\n\nThe dog.\n"
@@ -84,8 +84,6 @@ def test_all_headers_are_kept_on_request_and_a_message_may_have_none(home):
     assert readable_part("no head", "none") == "no head"
     assert readable_part("From: x\n\nbody\n\nSubject: y", "subject") == "body\n\nSubject: y"
     assert readable_part("SUBJECT: x\nFrom: y\n\nbody", "subject") == " x\nbody"
-    with pytest.raises(ConfigError, match="headers is 'some'"):
-        News20(headers="some")  # type: ignore[arg-type]
 
 
 def test_bytes_are_latin_1_and_line_ends_are_made_alike(tmp_path):
@@ -121,13 +119,6 @@ def test_a_bomb_ends_in_an_error_and_not_in_all_of_memory(home, monkeypatch):
     zeros = member("20news-bydate-train/sci.med/1", b"\0" * 200_000)
     packed(archive(home), [zeros])
     with pytest.raises(DataError, match="unpacks to more than 100000 bytes"):
-        News20().load(home)
-    # a header that promises a name of a terabyte
-    info = tarfile.TarInfo("x")
-    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
-    head = info.tobuf(tarfile.GNU_FORMAT)
-    archive(home).write_bytes(gzip.compress(head + b"\0" * 200_000))
-    with pytest.raises(DataError, match=r"a header of more than 16384 bytes"):
         News20().load(home)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.errors import DataError
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.example_inputs import Pictures
 from fedshot.data.files import bounded, images
@@ -116,8 +116,6 @@ def test_a_picture_becomes_a_square_with_or_without_its_aspect(tmp_path, aspect)
         assert square[2, [0, 3], 1].tolist() == [255, 0]
     asked = Pictures.like(source, (4, 4, 3)).read(tmp_path / "wide" / "1.png", "1")
     assert (asked == square).all(), "in use it becomes what it was in training"
-    with pytest.raises(ConfigError, match="aspect is 'fit'"):
-        ImageFolder(str(tmp_path), size=4, aspect="fit")
 
 
 def test_the_group_of_a_picture_stands_in_its_name(tmp_path):
@@ -313,8 +311,6 @@ def test_more_pictures_than_memory_holds_are_refused_first(pets, monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda _: 10)  # pages, and bytes of each
     with pytest.raises(DataError, match=r"needs .* GB of memory, and this machine has .*`size`"):
         ImageFolder(str(pets)).load(None)
-    with pytest.raises(DataError, match="size is 1000000; expected 1 to 8192"):
-        ImageFolder(str(pets), size=10**6)
 
 
 def test_all_that_is_not_read_is_counted(pets):
@@ -377,14 +373,6 @@ def test_a_folder_that_is_missing_or_empty_is_named(tmp_path):
     (tmp_path / "val" / "dog").mkdir(parents=True)
     with pytest.raises(DataError, match=r"holds folders and no image.* base, validation"):
         ImageFolder(str(tmp_path)).load(None)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"), [({"channels": 4}, "channels is 4"), ({"size": 0}, "size is 0")]
-)
-def test_impossible_folder_options_are_refused(options, said):
-    with pytest.raises(DataError, match=said):
-        ImageFolder(".", **options)
 
 
 # --- arrays ---
@@ -588,15 +576,6 @@ def test_a_missing_omniglot_file_is_named_with_its_place(small):
         Omniglot().load(small)
     (small / "omniglot" / "images_background.zip").unlink()
     with pytest.raises(DataError, match=r"Put the file images_background\.zip into"):
-        Omniglot().load(small)
-
-
-def test_a_cut_off_omniglot_zip_is_named(small):
-    path = small / "omniglot" / "images_evaluation.zip"
-    path.write_bytes(path.read_bytes()[:-60])
-    with pytest.raises(
-        DataError, match=r"images_evaluation\.zip is not a complete zip file.*again"
-    ):
         Omniglot().load(small)
 
 

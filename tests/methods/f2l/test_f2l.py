@@ -15,7 +15,7 @@ from conformance.cases import METHODS, REFERENCE
 from covering import covering, slow
 from fedshot.config.load import Config
 from fedshot.conformance.federation import LATE, Federation
-from fedshot.conformance.small import FederationHost
+from fedshot.conformance.small import host_of
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -488,9 +488,9 @@ def test_a_client_that_returns_after_many_rounds_finds_its_own_state(tmp_path: P
     assert [path.name for path in (tmp_path / "clients" / "000003").iterdir()] == [
         "r000001-00.safetensors"
     ]
-    later = FederationHost(run.method, tmp_path, run.key)  # of a process that begins now
+    later = host_of(run.method, tmp_path, run.key)  # of a process that begins now
     later.store.open(run.round, run.sealed)
-    assert tree.digest(later.host.private(3, LATE)) == own
+    assert tree.digest(later.private(3, LATE)) == own
     train(3)
     (execution,) = [v for v in run.executions if v.client == 3 and v.exchange.version[0] == 10]
     assert tree.digest(execution.private) == own

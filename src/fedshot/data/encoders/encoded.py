@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import time
 from collections import deque
@@ -18,6 +16,7 @@ from fedshot.core.machine import arithmetic, begin_thread, cores
 from fedshot.data.dataset import Dataset, Encoding, Features
 from fedshot.data.encoders.frozen import Block, LoadedEncoder
 from fedshot.data.files.encoded_cache import cached_features, in_memory
+from fedshot.data.files.fingerprints import hash_json
 from fedshot.data.raw_texts import RawTexts
 
 BLOCK = 32  # examples that the encoder sees at once; another number changes the last bits
@@ -44,7 +43,7 @@ def encoded(dataset: Dataset, encoder: LoadedEncoder) -> Dataset:
 
 def encoded_digest(dataset: Dataset, encoder: LoadedEncoder) -> str:
     """Return the hash of the dataset that `encoded` returns."""
-    return _sha(dataset.digest, encoder.options.digest)
+    return hash_json([dataset.digest, encoder.options.digest])
 
 
 def _with_progress(x: Block, encoder: LoadedEncoder) -> Iterator[Features]:
@@ -92,8 +91,5 @@ def features_of(x: Block, encoder: LoadedEncoder) -> Iterator[Features]:
 def _key(dataset: Dataset, encoder: LoadedEncoder) -> str:
     """Return a hash of everything that can change a bit of the features."""
     machine = (torch.__version__, torch.backends.cpu.get_cpu_capability())
-    return _sha(dataset.digest, encoder.options.digest, "float32", encoder.device.type, *machine)
-
-
-def _sha(*parts: str | None) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    digests = dataset.digest, encoder.options.digest
+    return hash_json([*digests, "float32", encoder.device.type, *machine])

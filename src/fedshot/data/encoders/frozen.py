@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from fedshot.core.errors import ConfigError, DataError, FedshotError
 from fedshot.data.dataset import Features, Kind, Pixels
+from fedshot.data.files.fingerprints import hash_json
 from fedshot.nn.user_modules import OF_OTHERS, alike, check_features
 
 Block: TypeAlias = Pixels | tuple[str, ...]
@@ -59,17 +59,6 @@ class EncoderOptions(ABC):
             )
         return loaded
 
-    def hold(self, encoder: Any) -> Self:
-        """Return a copy of these options that uses an encoder passed in Python.
-
-        Raises ConfigError if these options read an encoder from files.
-        """
-        del encoder
-        raise ConfigError(
-            f"an encoder was passed, but model.encoder is a {type(self).__name__}, which reads its "
-            "own files. Leave `encoder` out."
-        )
-
     @abstractmethod
     def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
         """Load the encoder for images or raw texts, as `load` does, but do not check its hash."""
@@ -79,8 +68,8 @@ class EncoderOptions(ABC):
 
         `known` gives new values of other options.
         """
-        text = json.dumps({"class": type(self).__name__, **facts}, sort_keys=True)
-        return replace(self, digest=hashlib.sha256(text.encode()).hexdigest(), **known)
+        digest = hash_json({"class": type(self).__name__, **facts})
+        return replace(self, digest=digest, **known)
 
 
 class Network(NamedTuple):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedshot.core.errors import ConfigError
 from fedshot.data.dataset import Kind, Pixels
 from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, Network, hash_weights
 from fedshot.nn.user_modules import UserModule
@@ -39,9 +40,16 @@ class ModuleEncoder(UserModule, EncoderOptions):
 def held(options: EncoderOptions | None, encoder: Any) -> EncoderOptions:
     """Return the configured encoder options, or new ones, with an encoder passed in Python.
 
-    The encoder is a `torch.nn.Module`, or a function that returns one.
+    The encoder is a `torch.nn.Module`, or a function that returns one. Raises ConfigError if the
+    configured options read an encoder from files.
     """
-    return (ModuleEncoder() if options is None else options).hold(encoder)
+    options = ModuleEncoder() if options is None else options
+    if not isinstance(options, ModuleEncoder):
+        raise ConfigError(
+            f"an encoder was passed, but model.encoder is a {type(options).__name__}, which reads "
+            "its own files. Leave `encoder` out."
+        )
+    return options.hold(encoder)
 
 
 def _tensor(images: Pixels) -> Tensor:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 from fedshot.core import storage
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.extras import require
+from fedshot.data.encoders.frozen import EncoderOptions
 from fedshot.data.files.fingerprints import Fingerprints
 
 _PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
@@ -21,46 +23,50 @@ _WANTED = ["*.safetensors", "*.json", "*.txt", "*.model"]
 _OTHERS = ("onnx", "openvino")  # folders of other runtimes
 
 
-class ModelFolder(NamedTuple):
-    """The folder of a pre-trained model."""
+@dataclass(frozen=True)
+class PretrainedEncoder(EncoderOptions):
+    """An encoder of a library that reads models from folders.
 
-    path: Path
-    revision: str | None  # the commit on the hub; None for a local folder
-    facts: dict[str, Any]  # the SHA-256 of each file
-
-
-def model_folder(path: str, revision: str | None, data_dir: Path | None) -> ModelFolder:
-    """Return the folder of a model: `path`, `data_dir/encoders/path`, or downloaded from the hub.
-
-    Only models on the hub have revisions: with `revision`, `data_dir` is not searched.
-
-    Raises ConfigError if there is no such model, the hub cannot be reached, or the weights are not
-    safetensors.
+    Args:
+        path: a folder that `save_pretrained` wrote, or a name on the Hugging Face hub.
+        revision: branch, tag or commit on the hub; a run records the commit.
     """
-    local = Path(path).expanduser()
-    if not local.is_dir() and data_dir is not None and revision is None:
-        local = data_dir / "encoders" / path
-    if local.is_dir():
-        if revision is not None:
+
+    path: str
+    revision: str | None = None
+
+    def found(self, data_dir: Path | None, **facts: Any) -> tuple[Path, Self]:
+        """Return the folder of the model, and these options with its commit and hash.
+
+        The folder is `path`, `data_dir/encoders/path`, or downloaded from the hub. Only models on
+        the hub have revisions: with `revision`, `data_dir` is not searched. `facts` also decide the
+        features, and are part of the hash.
+
+        Raises ConfigError if there is no such model, the hub cannot be reached, or the weights are
+        not safetensors.
+        """
+        folder, commit = Path(self.path).expanduser(), self.revision
+        if not folder.is_dir() and data_dir is not None and self.revision is None:
+            folder = data_dir / "encoders" / self.path
+        if not folder.is_dir():
+            folder = _fetched(self.path, self.revision)
+            commit = folder.name
+        elif self.revision is not None:
             raise ConfigError(
-                f"model.encoder.revision is {revision!r}, but model.encoder.path is a local "
+                f"model.encoder.revision is {self.revision!r}, but model.encoder.path is a local "
                 "folder, which has no revisions. Leave it out."
             )
-        folder, commit = local, None
-    else:
-        folder = _fetched(path, revision)
-        commit = folder.name
-    _check_weights(folder)
-    hashes = Fingerprints(storage.cache_folder() / "sources.json")
-    try:
-        files = {
-            file.relative_to(folder).as_posix(): hashes.of(file)
-            for file in _files(folder)
-            if any(file.match(pattern) for pattern in _WANTED)
-        }
-    except DataError as error:
-        raise ConfigError(str(error)) from None
-    return ModelFolder(folder, commit, {"files": files})
+        _check_weights(folder)
+        hashes = Fingerprints(storage.cache_folder() / "sources.json")
+        try:
+            files = {
+                file.relative_to(folder).as_posix(): hashes.of(file)
+                for file in _files(folder)
+                if any(file.match(pattern) for pattern in _WANTED)
+            }
+        except DataError as error:
+            raise ConfigError(str(error)) from None
+        return folder, self.recorded({"files": files, **facts}, revision=commit)
 
 
 def _fetched(path: str, revision: str | None) -> Path:

@@ -14,26 +14,19 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.extras import require
 from fedshot.core.regular_files import read_regular
 from fedshot.data.dataset import Kind
-from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, Network
-from fedshot.data.encoders.pretrained import loading, model_folder, quiet
+from fedshot.data.encoders.frozen import LoadedEncoder, Network
+from fedshot.data.encoders.pretrained import PretrainedEncoder, loading, quiet
 
 _LIMIT = 1 << 20  # bytes of modules.json
 
 
 @dataclass(frozen=True)
-class SentenceTransformersEncoder(EncoderOptions):
+class SentenceTransformersEncoder(PretrainedEncoder):
     """A model of the library sentence-transformers, for texts; needs the extra `encoders`.
 
     Its tokenizer, pooling, normalisation and default prompt come from the model's folder. Code from
     the hub never runs.
-
-    Args:
-        path: a folder that its `save_pretrained` wrote, or a name on the Hugging Face hub.
-        revision: branch, tag or commit on the hub; a run records the commit.
     """
-
-    path: str
-    revision: str | None = None
 
     def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
         if kind == "images":
@@ -42,9 +35,8 @@ class SentenceTransformersEncoder(EncoderOptions):
                 "are images. Set it to 'transformers' or 'timm'."
             )
         require("encoders", "model.encoder.name 'sentence_transformers'", "sentence_transformers")
-        folder, commit, facts = model_folder(self.path, self.revision, data_dir)
+        folder, options = self.found(data_dir)
         _check_modules(folder)
-        options = self.recorded(facts, **({"revision": commit} if commit else {}))
         return LoadedEncoder(options, lambda: _read(folder, device), device)
 
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from fedshot.core.errors import ConfigError
 from fedshot.core.extras import require
 from fedshot.data.dataset import Kind, Pixels
-from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, Network, colour
-from fedshot.data.encoders.pretrained import loading, model_folder
+from fedshot.data.encoders.frozen import LoadedEncoder, Network, colour
+from fedshot.data.encoders.pretrained import PretrainedEncoder, loading
 
 
 @dataclass(frozen=True)
-class TimmEncoder(EncoderOptions):
+class TimmEncoder(PretrainedEncoder):
     """A model of the library timm, for images; needs the extra `timm`.
 
     Its features are those before the classifier. The preprocessing of images (size, mean, standard
@@ -27,11 +27,7 @@ class TimmEncoder(EncoderOptions):
     Args:
         path: a folder with config.json and model.safetensors, or a name on the Hugging Face hub,
             such as "timm/resnet18.a1_in1k".
-        revision: branch, tag or commit on the hub; a run records the commit.
     """
-
-    path: str
-    revision: str | None = None
 
     def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
         if kind != "images":
@@ -40,8 +36,7 @@ class TimmEncoder(EncoderOptions):
                 "to 'sentence_transformers' or 'transformers'."
             )
         require("timm", "model.encoder.name 'timm'")
-        folder, commit, facts = model_folder(self.path, self.revision, data_dir)
-        options = self.recorded(facts, **({"revision": commit} if commit else {}))
+        folder, options = self.found(data_dir)
         return LoadedEncoder(options, partial(_read, folder), device)
 
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from fedshot.core.errors import ConfigError
 from fedshot.core.extras import require
 from fedshot.data.dataset import Kind, Pixels
-from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, Network, colour
-from fedshot.data.encoders.pretrained import loading, model_folder, quiet
+from fedshot.data.encoders.frozen import LoadedEncoder, Network, colour
+from fedshot.data.encoders.pretrained import PretrainedEncoder, loading, quiet
 
 _LONGEST = 512  # tokens, for a tokenizer and a network without a limit
 
 
 @dataclass(frozen=True)
-class TransformersEncoder(EncoderOptions):
+class TransformersEncoder(PretrainedEncoder):
     """A model of the library transformers, for images or texts; needs the extra `encoders`.
 
     Its image processor or tokenizer comes from the model's folder. For a model of images and texts,
@@ -29,22 +29,15 @@ class TransformersEncoder(EncoderOptions):
     Code from the hub never runs.
 
     Args:
-        path: a folder that `save_pretrained` wrote, or a name on the Hugging Face hub.
-        revision: branch, tag or commit on the hub; a run records the commit.
         pooling: how the last layer is pooled: "mean" averages its tokens (or positions), and "cls"
             takes its first token.
     """
 
-    path: str
-    revision: str | None = None
     pooling: Literal["mean", "cls"] = "mean"
 
     def _load(self, kind: Kind, device: torch.device, data_dir: Path | None) -> LoadedEncoder:
         require("encoders", "model.encoder.name 'transformers'", "transformers")
-        folder, commit, facts = model_folder(self.path, self.revision, data_dir)
-        options = self.recorded(
-            {**facts, "pooling": self.pooling}, **({"revision": commit} if commit else {})
-        )
+        folder, options = self.found(data_dir, pooling=self.pooling)
         return LoadedEncoder(options, partial(self._read, folder, kind == "images"), device)
 
     def _read(self, folder: Path, images: bool) -> Network:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core.errors import DataError
+from fedshot.core.ranges import AtLeast0, Below1
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset
 
@@ -30,15 +31,9 @@ class Augment:
             scaled in this order, each by a factor uniform in [1 - jitter, 1 + jitter].
     """
 
-    crop_padding: int = 0
+    crop_padding: AtLeast0 = 0
     flip: bool = False
-    jitter: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.crop_padding < 0:
-            raise DataError(f"crop_padding is {self.crop_padding}; expected 0 or more pixels")
-        if not 0 <= self.jitter < 1:
-            raise DataError(f"jitter is {self.jitter}; expected 0 (off) or more, and below 1")
+    jitter: Below1 = 0.0
 
     @property
     def active(self) -> bool:

@@ -14,12 +14,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedshot.core.errors import DataError, check_word
+from fedshot.core.errors import DataError
+from fedshot.core.ranges import AtLeast0, AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes.episode import ClientData, ClientShare, Rows, Tasks, block, divide
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.data.partitions.partition import Partitioner, check_least
+from fedshot.data.partitions.partition import Partitioner
 from fedshot.data.partitions.pooled import Iid, Shards
 
 
@@ -45,15 +46,13 @@ class GroupSampler:
             among more clients use them.
     """
 
-    clients: int = 0
+    clients: AtLeast0 = 0
     by: Literal["iid", "shards"] = "iid"
-    per_client: int = 2
-    shards: int | None = None
-    spare: int = 0
+    per_client: AtLeast1 = 2
+    shards: AtLeast1 | None = None
+    spare: AtLeast0 = 0
 
     def __post_init__(self) -> None:
-        check_least(0, clients=self.clients, spare=self.spare)
-        check_word("by", self.by, ("iid", "shards"))
         if self.spare and not self.clients:
             raise DataError(f"spare is {self.spare} and clients is 0; set clients, too.")
         if self.clients:

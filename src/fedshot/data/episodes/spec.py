@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from fedshot.core.errors import DataError, check_word
+from fedshot.core.errors import DataError
 from fedshot.core.ranges import AtLeast1
 from fedshot.core.text import count
 from fedshot.data.episodes.augment import Augment
@@ -51,12 +51,6 @@ class EpisodeSpec:
             raise DataError(
                 f"way is {self.way}; expected at least 1, and the smaller end of a pair first"
             )
-        for name, value in (("shot", self.shot), ("query", self.query)):
-            if value < 1:
-                raise DataError(f"{name} is {value}; an episode needs at least 1")
-        check_word("queries", self.queries, ("exact", "up_to"))
-        check_word("classes", self.classes, ("exact", "up_to"))
-        check_word("labels", self.labels, get_args(Labels))
 
     @property
     def min_way(self) -> int:

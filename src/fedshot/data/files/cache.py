@@ -35,7 +35,7 @@ from fedshot.core.errors import DataError
 from fedshot.core.locks import locked
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints, Pixels
-from fedshot.data.files.fingerprints import Fingerprints
+from fedshot.data.files.fingerprints import Fingerprints, hash_json
 
 VERSION = 1  # increase when a loader or Dataset.digest gives other results for the same files
 T = TypeVar("T")
@@ -71,7 +71,7 @@ def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build
     prints = Fingerprints(folder / "sources.json")
     hashes = [prints.of(path) for path in sources]
     parts = [VERSION, name, dict(options), hashes]
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    key = hash_json(parts)
     if (found := _read(name, key, _entry(folder, name, key))) is not None:
         return found
 
@@ -183,7 +183,7 @@ def _write(name: str, key: str, build: Build, folder: Path) -> None:
         "images": spots(images),
         "labels": hashlib.sha256((folder / "labels.npy").read_bytes()).hexdigest(),
     }
-    text = json.dumps({"about": about, "sha256": _sha(about)})
+    text = json.dumps({"about": about, "sha256": hash_json(about)})
     storage.write_bytes(folder / "about.json", text.encode(), sync=True)
 
 
@@ -206,7 +206,8 @@ def _read(name: str, key: str, entry: Path) -> Dataset | None:
     try:
         stored = json.loads((entry / "about.json").read_bytes())
         about, (images, labels) = stored["about"], (entry / "images.npy", entry / "labels.npy")
-        hashes = (_sha(about), key, hashlib.sha256(labels.read_bytes()).hexdigest(), spots(images))
+        label_hash = hashlib.sha256(labels.read_bytes()).hexdigest()
+        hashes = (hash_json(about), key, label_hash, spots(images))
         if hashes != (stored["sha256"], about["key"], about["labels"], about["images"]):
             return None
         x = np.load(images, mmap_mode="r", allow_pickle=False)
@@ -230,10 +231,6 @@ def spots(path: Path) -> str:
             file.seek(offset)
             sha.update(file.read(_SPOT))
     return sha.hexdigest()
-
-
-def _sha(about: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def writable(folder: Path, otherwise: str) -> bool:

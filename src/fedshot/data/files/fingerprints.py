@@ -67,6 +67,11 @@ def hash_stream(file: Any, kind: str = "sha256") -> str:
     return hashlib.file_digest(file, new).hexdigest()
 
 
+def hash_json(value: Any) -> str:
+    """Return the SHA-256, as hex, of a value as JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def _hash_folder(path: Path) -> str:
     """Return the hash of the names and bytes of all files below a folder."""
     sha = hashlib.sha256()

@@ -39,11 +39,10 @@ _LARGE = 1 << 24  # pixels above which images are decoded one at a time, each in
 _DEEP = re.compile(r";16[BLN]")  # Pillow's raw modes of 16 bits a channel; BGR;16 has 5 or 6
 
 
-def check_side(size: int | None, limit: int = _MAX_SIDE) -> None:
-    """Raise DataError unless a side length in pixels is None or in 1..limit."""
-    if size is not None and not (type(size) is int and 1 <= size <= limit):
-        none = ", or none" if limit == _MAX_SIDE else ""
-        raise DataError(f"size is {size!r}; expected 1 to {limit} pixels{none}")
+def check_side(size: int | None) -> None:
+    """Raise DataError unless a side length in pixels is None or in 1..8192."""
+    if size is not None and not (type(size) is int and 1 <= size <= _MAX_SIDE):
+        raise DataError(f"size is {size!r}; expected 1 to {_MAX_SIDE} pixels, or none")
 
 
 def check_layout(shape: Sequence[int], name: str) -> None:

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
-from fedshot.core.errors import DataError
 from fedshot.data.dataset import Ints
 
 _EVEN = 1e12  # above this alpha shares are equal to six digits, and gamma draws near overflow
-
-
-def check_alpha(alpha: float) -> None:
-    """Raise DataError unless alpha is a positive, finite number."""
-    if not (alpha > 0 and math.isfinite(alpha)):
-        raise DataError(
-            f"alpha is {alpha}; expected a positive number. Small values (0.1) give uneven "
-            "clients, large ones (100) nearly even ones; for even clients use the iid partition."
-        )
 
 
 def shares(clients: int, alpha: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:

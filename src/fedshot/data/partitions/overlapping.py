@@ -18,12 +18,7 @@ from fedshot.core.ranges import AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.data.partitions.partition import (
-    ClientSplit,
-    Partition,
-    check_client_split,
-    check_least,
-)
+from fedshot.data.partitions.partition import ClientSplit, Partition, check_client_split
 
 _HASHED = 100  # clients whose rows the hash covers; it changes if numpy draws other numbers
 
@@ -44,9 +39,6 @@ class Overlapping:
     clients: AtLeast1 = 1000
     way: AtLeast1 = 5
     per_class: AtLeast1 = 20
-
-    def __post_init__(self) -> None:
-        check_least(1, clients=self.clients, way=self.way, per_class=self.per_class)
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Return a partition that draws each client's images when they are read.

@@ -20,13 +20,8 @@ from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes.episode import shuffled_classes
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.data.partitions.dirichlet import check_alpha, counts, shares
-from fedshot.data.partitions.partition import (
-    ClientSplit,
-    Partition,
-    check_client_split,
-    check_least,
-)
+from fedshot.data.partitions.dirichlet import counts, shares
+from fedshot.data.partitions.partition import ClientSplit, Partition, check_client_split
 
 _Drawn: TypeAlias = list[tuple[int, Ints, int]]  # client, rows of one class, number to train on
 
@@ -53,10 +48,6 @@ class Pathological:
     shot: AtLeast1 = 5
     validation: AtLeast0 = 0
     overlap: bool = False
-
-    def __post_init__(self) -> None:
-        check_least(1, clients=self.clients, way=self.way, shot=self.shot)
-        check_least(0, validation=self.validation)
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Draw every client's images. Raises DataError if there are too few classes or images."""
@@ -107,9 +98,6 @@ class Clusters:
     validation: AtLeast0 = 0
 
     def __post_init__(self) -> None:
-        check_least(1, clients=self.clients, clusters=self.clusters, way=self.way, shot=self.shot)
-        check_least(0, validation=self.validation)
-        check_alpha(self.alpha)
         if self.clusters > self.clients:
             raise DataError(
                 f"clusters is {self.clusters}, but there are only {self.clients} clients. Lower "

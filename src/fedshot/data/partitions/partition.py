@@ -175,10 +175,3 @@ def check_assigned(kind: str, split: object, indices: Ints) -> None:
                 f"partition {kind!r} assigned row {others[0]}, which is none of the {len(indices)} "
                 "rows to divide, and may belong to the test. Assign only the rows `indices`."
             )
-
-
-def check_least(least: int, **options: int | None) -> None:
-    """Raise DataError if an option is smaller than `least`; None is allowed."""
-    for name, value in options.items():
-        if value is not None and value < least:
-            raise DataError(f"{name} is {value}; expected {least} or more")

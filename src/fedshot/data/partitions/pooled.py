@@ -11,18 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedshot.core.errors import DataError
-from fedshot.core.ranges import Above0, AtLeast1
+from fedshot.core.ranges import Above0, AtLeast0, AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes.episode import shuffled_classes
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.data.partitions.dirichlet import check_alpha, counts, shares
-from fedshot.data.partitions.partition import (
-    ClientSplit,
-    Partition,
-    check_client_split,
-    check_least,
-)
+from fedshot.data.partitions.dirichlet import counts, shares
+from fedshot.data.partitions.partition import ClientSplit, Partition, check_client_split
 
 
 @dataclass(frozen=True)
@@ -34,9 +29,6 @@ class Iid:
     """
 
     clients: AtLeast1 = 10
-
-    def __post_init__(self) -> None:
-        check_least(1, clients=self.clients)
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Assign the rows to the clients in turn, class by class.
@@ -71,12 +63,7 @@ class Dirichlet:
     clients: AtLeast1 = 10
     alpha: Above0 = 1.0
     balance_cap: bool = False
-    redraws: int = 100
-
-    def __post_init__(self) -> None:
-        check_least(1, clients=self.clients)
-        check_least(0, redraws=self.redraws)
-        check_alpha(self.alpha)
+    redraws: AtLeast0 = 100
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Assign each class to the clients in random proportions; every image is assigned once."""
@@ -129,10 +116,9 @@ class Shards:
 
     clients: AtLeast1 = 10
     per_client: AtLeast1 = 2
-    shards: int | None = None
+    shards: AtLeast1 | None = None
 
     def __post_init__(self) -> None:
-        check_least(1, clients=self.clients, per_client=self.per_client, shards=self.shards)
         drawn = self.clients * self.per_client
         if self.shards is not None and self.shards < drawn:
             raise DataError(
@@ -172,9 +158,6 @@ class Users:
 
     clients: AtLeast1 | None = None
 
-    def __post_init__(self) -> None:
-        check_least(1, clients=self.clients)
-
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Assign whole users; if `clients` is None, client k is the k-th user by number."""
         del spec
@@ -196,9 +179,6 @@ class WholeClasses:
     """
 
     clients: AtLeast1 = 10
-
-    def __post_init__(self) -> None:
-        check_least(1, clients=self.clients)
 
     def assign(self, dataset: Dataset, indices: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Assign whole classes in random order."""

@@ -17,12 +17,7 @@ from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes.episode import ClientData, ClientShare
 from fedshot.data.episodes.group_sampler import GroupEpisode, GroupSampler
 from fedshot.data.episodes.spec import EpisodeSpec
-from fedshot.data.partitions.partition import (
-    ClientSplit,
-    Partition,
-    check_client_split,
-    check_least,
-)
+from fedshot.data.partitions.partition import ClientSplit, Partition, check_client_split
 
 _CACHED = 8  # episodes to remember, so that all clients of an episode get the same one
 
@@ -44,10 +39,9 @@ class Resampled:
     clients: AtLeast1 = 10
     by: Literal["iid", "shards"] = "iid"
     per_client: AtLeast1 = 2
-    shards: int | None = None
+    shards: AtLeast1 | None = None
 
     def __post_init__(self) -> None:
-        check_least(1, clients=self.clients)
         _ = self.group_sampler  # checks the other options
 
     @property

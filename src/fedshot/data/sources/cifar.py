@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from fedshot.core.errors import DataError, check_word, nearest
+from fedshot.core.errors import DataError, nearest
 from fedshot.data.dataset import Dataset, Ints, Pixels, check_classes
 from fedshot.data.files import pickled
 from fedshot.data.files.archives import Archive, opened
@@ -80,9 +80,6 @@ class Cifar100(CifarFiles):
     name: ClassVar[str] = "cifar100"
     known: ClassVar[tuple[str, str]] = ("cifar-100-python.tar.gz", "cifar-100-python")
     variant: Literal["fc100", "cifar_fs"] = "fc100"
-
-    def __post_init__(self) -> None:
-        check_word("variant", self.variant, CLASS_COUNTS)
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Return the dataset; the first call decodes all images into the cache on disk."""

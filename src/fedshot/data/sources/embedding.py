@@ -7,11 +7,11 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from fedshot.core.errors import DataError, check_word
+from fedshot.core.errors import DataError
 from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.glove import Unknown, digest, find_vectors, load_vectors
 from fedshot.data.tokens import FIRST_WORD, UNKNOWN, Numbers, Tokens
@@ -52,8 +52,6 @@ class TextOptions:
         """
         if self.cut < 1:
             raise DataError(f"cut is {self.cut}; expected 1 or more words")
-        check_word("keep", self.keep, get_args(Keep))
-        check_word("unknown", self.unknown, get_args(Unknown))
         vectors = find_vectors(self.vectors, self.dim, data_dir)
         labels: list[T] = []
         vocabulary = Numbers()

@@ -6,16 +6,17 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from fedshot.core.errors import DataError, check_word
+from fedshot.core.errors import DataError
+from fedshot.core.ranges import Side
 from fedshot.core.text import count, other_kinds
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.files.bounded import check_link, check_memory
-from fedshot.data.files.images import SUFFIXES, Aspect, check_channels, check_side, decode, workers
+from fedshot.data.files.images import SUFFIXES, Aspect, decode, workers
 from fedshot.data.sources.source import Source
 from fedshot.data.sources.splits.published import PARTS
 from fedshot.data.tokens import Numbers
@@ -44,13 +45,12 @@ class ImageFolder(Source):
     """
 
     path: str
-    size: int | None = None
+    size: Side | None = None
     channels: Literal[1, 3] = 3
     aspect: Aspect = "squeeze"
     groups: str | None = None
 
     def __post_init__(self) -> None:
-        check_word("aspect", self.aspect, get_args(Aspect))
         if len(self.groups or "") > _LONGEST_PATTERN:
             raise DataError(f"groups has more than {_LONGEST_PATTERN} characters. Shorten it.")
         try:
@@ -59,8 +59,6 @@ class ImageFolder(Source):
             raise DataError(
                 f"groups is {self.groups!r}, not a regular expression ({error})"
             ) from None
-        check_channels(self.channels)
-        check_side(self.size)
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read all images; `path` is relative to the working directory.
@@ -129,7 +127,7 @@ def _classes(root: Path) -> tuple[list[Path], list[str]]:
                 )
         return [c for c, _ in placed], [part for _, part in placed]
     if not folders:
-        pictures = sum(path.suffix.lower() in SUFFIXES for path in _shown(root))
+        pictures = sum(map(_is_image, _shown(root)))
         lie = f", and {count(pictures, 'picture')} outside folders" if pictures else ""
         raise DataError(
             f"{root} holds no folders{lie}; expected one for each class, with its images. Move the "

@@ -7,15 +7,16 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal
 
 import numpy as np
 
-from fedshot.core.errors import DataError, check_word, nearest
+from fedshot.core.errors import DataError, nearest
 from fedshot.core.extras import require
+from fedshot.core.ranges import Side
 from fedshot.core.text import spelling
 from fedshot.data.dataset import Dataset, Pixels
-from fedshot.data.files.images import Aspect, check_channels, check_side, decode
+from fedshot.data.files.images import Aspect, decode
 from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.embedding import TextOptions, raw_texts
 from fedshot.data.sources.missing import is_missing
@@ -51,16 +52,13 @@ class HF(TextOptions, Source):
     image: str | None = None
     label: str = "label"
     user: str | None = None
-    size: int | None = None
-    channels: int = 3
+    size: Side | None = None
+    channels: Literal[1, 3] = 3
     aspect: Aspect = "squeeze"
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.image is None):
             raise DataError("set either `text` or `image` to the column that holds the data")
-        check_channels(self.channels)
-        check_side(self.size)
-        check_word("aspect", self.aspect, get_args(Aspect))
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Download the split, unless it is cached, and read it into memory."""

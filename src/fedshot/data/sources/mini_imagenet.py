@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from fedshot.core.errors import DataError
+from fedshot.core.ranges import SmallSide
 from fedshot.data.dataset import Dataset
 from fedshot.data.files.archives import Archive, opened
 from fedshot.data.files.cache import Labels, Put, cached
-from fedshot.data.files.images import check_side, photo
+from fedshot.data.files.images import photo
 from fedshot.data.sources.publishers import published_split
 from fedshot.data.sources.source import Member, Source, dataset_folder, find_images, put_images
 from fedshot.data.sources.splits.published import (
@@ -46,12 +47,9 @@ class ImageNetSubset(Source):
             .zip or class folders.
     """
 
-    size: int = 84
+    size: SmallSide = 84
     resize: bool = False
     file: str | None = None
-
-    def __post_init__(self) -> None:
-        check_side(self.size, 1024)
 
     def find(self, folder: Path, source: str) -> Path:
         """Return the zip or folder of images in the dataset's folder. Raises DataError if none."""

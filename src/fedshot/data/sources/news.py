@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedshot.core.errors import DataError, check_word, nearest
+from fedshot.core.errors import DataError, nearest
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, check_classes
 from fedshot.data.files.tars import opened_tar
@@ -53,9 +53,6 @@ class News20(TextOptions, Source):
 
     cut: int = 500
     headers: Literal["subject", "none", "all"] = "subject"
-
-    def __post_init__(self) -> None:
-        check_word("headers", self.headers, ("subject", "none", "all"))
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read and tokenise all messages, sorted by half, group and number."""

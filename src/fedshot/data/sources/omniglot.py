@@ -17,10 +17,11 @@ import numpy as np
 from PIL import Image
 
 from fedshot.core.errors import DataError
+from fedshot.core.ranges import SmallSide
 from fedshot.data.dataset import Dataset, Pixels
 from fedshot.data.files.archives import Archive, opened
 from fedshot.data.files.cache import Labels, Put, cached
-from fedshot.data.files.images import check_image, check_side, open_image
+from fedshot.data.files.images import check_image, open_image
 from fedshot.data.sources.source import Member, Source, dataset_folder, put_images
 from fedshot.data.sources.splits.published import PUBLISHED, packaged, read_split_files, to_split
 
@@ -42,10 +43,7 @@ class Omniglot(Source):
         size: side length of the images in pixels; the drawings have 105.
     """
 
-    size: int = 28
-
-    def __post_init__(self) -> None:
-        check_side(self.size, 1024)
+    size: SmallSide = 28
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Return the dataset; the first call decodes all images into the cache on disk."""

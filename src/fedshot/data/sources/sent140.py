@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedshot.core.errors import DataError
+from fedshot.core.ranges import AtLeast1
 from fedshot.core.regular_files import read_regular
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints, check_classes
@@ -51,16 +52,10 @@ class Sent140(TextOptions, Source):
     """
 
     file: str | None = None
-    min_tweets: int = 1
-    users: int | None = None
+    min_tweets: AtLeast1 = 1
+    users: AtLeast1 | None = None
     cut: int = 20
     keep: Keep = "known"
-
-    def __post_init__(self) -> None:
-        if self.min_tweets < 1:
-            raise DataError(f"min_tweets is {self.min_tweets}; expected 1 or more")
-        if self.users is not None and self.users < 1:
-            raise DataError(f"users is {self.users}; expected 1 or more, or null for all")
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Read the tweets; users are numbered in the order of their first tweets."""
