@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshot.api.progress import shown
-from fedshot.api.training import check_here_trained, completed, resumed, tracker_of
+from fedshot.api.training import check_here_trained, completed, resumed
 from fedshot.config import load
 from fedshot.config import settings as trees
 from fedshot.config.load import Config
@@ -73,12 +73,8 @@ def finish(
     on_record: Callable[[Record], None] = lambda _: None,
 ) -> int:
     """Train the remaining rounds, test, and print the result; call `on_record` with each record."""
-    score = completed(
-        experiment,
-        _records(experiment, options, on_record),
-        lambda: tracker_of(experiment, options.tracker, tell),
-        tell,
-    )
+    records = _records(experiment, options, on_record)
+    score = completed(experiment, records, options.tracker, tell)
     say_score(score, options, experiment, experiment.baselines)
     return 0
 
