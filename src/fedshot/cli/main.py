@@ -194,32 +194,23 @@ def _how_to_continue(options: argparse.Namespace) -> str:
     if options.command == "reproduce" and options.name not in ("list", "results"):
         return "the same command continues with the unfinished cells"
     folder: Path | None = options.run_folder
-    if options.command == "sweep":
-        begun = folder is not None and _is_sweep(folder)
-        return "the same command continues with the unfinished points" if begun else ""
-    if folder is None or not _is_run(folder):
+    try:
+        if folder is None or not _is_begun(folder, options.command):
+            return ""
+    except OSError:
         return ""
+    if options.command == "sweep":
+        return "the same command continues with the unfinished points"
     data = getattr(options, "data_dir", None)  # not recorded in the run's folder
     words = ["fedshot", "resume", str(folder), *(["--data-dir", data] if data else [])]
     return f"go on with `{shlex.join(words)}`"
 
 
-def _is_run(folder: Path) -> bool:
-    from fedshot.runs.run_folder import CONFIG
-
-    try:
-        return (folder / CONFIG).exists()
-    except OSError:
-        return False
-
-
-def _is_sweep(folder: Path) -> bool:
-    from fedshot.recipes.sweep_runner import begun
-
-    try:
-        return begun(folder)
-    except OSError:
-        return False
+def _is_begun(folder: Path, command: str) -> bool:
+    """Whether a command has begun a sweep or a run in its folder."""
+    if command == "sweep":
+        return bool(importlib.import_module("fedshot.recipes.sweep_runner").begun(folder))
+    return bool((folder / importlib.import_module("fedshot.runs.run_folder").CONFIG).exists())
 
 
 def _os_words(error: OSError) -> str:
