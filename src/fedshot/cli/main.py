@@ -338,17 +338,18 @@ def _add_use(commands: Commands) -> None:
     predict.add_argument("--json", action="store_true", help="JSON lines instead of CSV")
     predict.add_argument("--page", type=Path, help="HTML page to write, with every picture")
     predict.add_argument(
-        "--none-of-these", metavar="SHARE",
+        "--none-of-these", type=float, metavar="SHARE",
         help="reject files of other classes, except for this share accepted by mistake: 0.05",
     )  # fmt: skip
     text = "calibrate the confidence of a run's predictions, on its validation classes"
     calibrate = _add(commands, "calibrate", text, "use", "data-dir", "quiet", "json")
     calibrate.add_argument("folder", type=Path, help="folder of the run")
     for name in ("way", "shot"):
-        calibrate.add_argument(f"--{name}", help="default: that of the run's test")
+        calibrate.add_argument(f"--{name}", type=int, help="default: that of the run's test")
     calibrate.add_argument(
-        "--episodes", help="number of episodes, half to fit and half to measure (400)"
-    )
+        "--episodes", type=int, default=400,
+        help="number of episodes, half to fit and half to measure (400)",
+    )  # fmt: skip
     text = "write the encoder of a run for other programs, with a model card"
     export = _add(commands, "export", text, "use", "data-dir")
     export.add_argument(
@@ -360,8 +361,9 @@ def _add_use(commands: Commands) -> None:
         command.add_argument("--run", type=Path, required=True, help="folder of the run")
     for command in (predict, calibrate, export):
         command.add_argument(
-            "--client", help="number of the client whose model is used, if each has its own"
-        )
+            "--client", type=int,
+            help="number of the client whose model is used, if each has its own",
+        )  # fmt: skip
 
 
 def _add_reproduce(commands: Commands) -> None:
