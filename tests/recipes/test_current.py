@@ -20,7 +20,7 @@ from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, outdated
 from fedshot.recipes.results import read as read_result
 from fedshot.recipes.runner import current
-from fedshot.recipes.tuning import Search, trials
+from fedshot.recipes.tuning import Search
 from system.runs import experiment, finished
 
 from .example_recipe import changed, example, facts, finished_cells, runner
@@ -69,7 +69,8 @@ def test_an_option_that_two_rows_search_is_drawn_alike_for_both() -> None:
     for row in tree["rows"].values():
         row["tune"] = {"method.optimizer.lr": {"log": [1e-4, 1e-2]}}
     made = read("t", tree)
-    one, two = (trials(made, row, 5) for row in made.rows.values())
+    rows = made.rows.values()
+    one, two = (Search.of(made, "small", row, 5, Path()).trials for row in rows)
     assert one == two
 
 

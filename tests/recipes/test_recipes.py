@@ -6,7 +6,6 @@ import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from fedshot.recipes.plan import Obstacle, budget_marks, check_cell, comparable,
 from fedshot.recipes.reading import read
 from fedshot.recipes.results import Results, score_of
 from fedshot.recipes.runner import RecipeRunner, Request, State, current
-from fedshot.recipes.tuning import SEED, Search, cell_of, trials
+from fedshot.recipes.tuning import SEED, Search
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 
@@ -404,7 +403,8 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
 
 def test_every_method_has_the_same_trials_of_what_all_share() -> None:
     recipe = example()
-    one, two = (trials(recipe, row, 6) for row in recipe.rows.values())
+    rows = recipe.rows.values()
+    one, two = (Search.of(recipe, "small", row, 6, Path()).trials for row in rows)
     assert one[0] == two[0] == {}
     assert len(one) == len(two) == 6
     lr = "method.optimizer.lr"
@@ -418,7 +418,7 @@ def test_tuning_without_a_space_is_refused() -> None:
     tree = changed(tune={})
     recipe = read("t", tree)
     with pytest.raises(ConfigError, match="recipe t has no search space"):
-        trials(recipe, recipe.rows["proto"], 2)
+        Search.of(recipe, "small", recipe.rows["proto"], 2, Path())
 
 
 def test_the_best_trial_on_validation_classes_is_chosen(tmp_path: Path) -> None:
@@ -428,11 +428,11 @@ def test_the_best_trial_on_validation_classes_is_chosen(tmp_path: Path) -> None:
     looks = ((0.9, 0.4), (0.2, 0.6), (0.2, 0.6))  # before training, and at the chosen round
     told = [facts(validation=[[0, a, 0], [2, b, 0]]) for a, b in looks]
     assert search.write(told) == search.read() == search.trials[1]
-    other = replace(search, trials=trials(recipe, row, 4))
+    other = Search.of(recipe, "small", row, 4, tmp_path)
     assert other.read() is None, "other trials were asked for"
     tree = changed()
     tree["settings"]["episode"]["query"] = 4
-    now = replace(search, cell=cell_of(read("t", tree), "small", row))
+    now = Search.of(read("t", tree), "small", row, 3, tmp_path)
     assert now.read() is None, "the recipe has changed since"
     kept = json.loads(search.file.read_text())["trials"]
     assert [trial["best_validation"] for trial in kept] == [0.4, 0.6, 0.6]
@@ -456,8 +456,10 @@ def test_a_long_budget_may_be_tuned_in_a_short_one(tmp_path: Path) -> None:
     assert (len(shown), left) == (2, [])
     told = marks(shown[0].cell, shown[0].result)
     assert any(mark.startswith("tuned with 2 trials of budget small: ") for mark in told)
-    small = cell_of(request.recipe, "small", request.recipe.rows["proto"])
-    assert cell_of(request.recipe, "paper", request.recipe.rows["proto"]) == small
+    row = request.recipe.rows["proto"]
+    small, paper = (Search.of(request.recipe, budget, row, 2, tmp_path) for budget in
+                    ("small", "paper"))  # fmt: skip
+    assert small == paper
 
 
 def test_the_cell_of_trials_is_looked_at_and_not_its_like_in_the_long_budget(
@@ -482,7 +484,7 @@ def test_trials_of_a_long_budget_live_where_those_of_the_short_one_do(tmp_path: 
         bench = RecipeRunner(
             Request(recipe, budget=budget, tune=2, runs=tmp_path, results=tmp_path)
         )
-        cell = cell_of(recipe, budget, recipe.rows["proto"])
+        cell = bench._search(recipe.rows["proto"]).cell
         found.append(bench._job(cell, SEED, "tune", {}).folder)
     assert found[0] == found[1]
 
