@@ -150,16 +150,14 @@ def test_shorthand_and_defaults_can_be_timed_and_run(tmp_path: Path) -> None:
         assert timing.key(cell)
         assert timing.short(cell)["run"]["cohort"] == 1
         assert cell.settings()["run"]["threads"] == 1
-    often = read("t", trees.parse(TABLE + "kind: table\n", lambda _: False, origin="t"))
+    often = read("t", trees.parse(TABLE + "kind: table\n", origin="t"))
     often = replace(often, settings=often.settings | {"run": {"validate_every": "often"}})
     with pytest.raises(ConfigError, match="validate_every"):
         Config.of(often.cells("quick")[0].settings())
 
 
 def test_a_budget_may_have_a_dash_in_its_name(tmp_path: Path) -> None:
-    recipe = read(
-        "t", trees.parse(TABLE.replace("quick", "two-cores"), lambda _: False, origin="t")
-    )
+    recipe = read("t", trees.parse(TABLE.replace("quick", "two-cores"), origin="t"))
     left = current("t", "two-cores-tune2", [], recipe)
     assert left == ([], [])
     assert plots.write(tmp_path, recipe, "two-cores") == []

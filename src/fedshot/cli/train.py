@@ -162,7 +162,7 @@ def _for_rounds(method: Any, text: str) -> Any:
         raise ConfigError(
             f"--rounds is {text}, but {method.name} does not train during the test. Leave it out."
         )
-    value = trees.parse(text, lambda _: False, origin="the value of --rounds")
+    value = trees.parse(text, origin="the value of --rounds")
     return replace(method, **{TEST_ROUNDS: value_of("--rounds", int, value)})
 
 
