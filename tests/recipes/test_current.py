@@ -285,7 +285,7 @@ def test_a_worker_that_found_all_trained_is_not_told_to_have(
 ) -> None:
     late = experiment(tmp_path)
     for commit, run in (("aaa", experiment(tmp_path)), ("bbb", late)):
-        monkeypatch.setattr(cell_worker.provenance, "revision", lambda _, told=commit: told)
+        monkeypatch.setattr(cell_worker.provenance, "revision", lambda told=commit: told)
         cell_worker._finish(run)
     assert [hand["commit"] for hand in provenance.history(tmp_path)] == ["aaa"]
 

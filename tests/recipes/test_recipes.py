@@ -788,11 +788,11 @@ def test_code_whose_state_git_cannot_tell_counts_as_changed(
 ) -> None:
     answers = {"rev-parse": "0123456789abcdef", "status": None}
     monkeypatch.setattr(provenance, "_git", lambda *words: answers[words[0]])
-    provenance._commit.cache_clear()
+    provenance.revision.cache_clear()
     try:
         assert provenance.revision() in ("0123456789ab+", f"version {fedshot.__version__}")
     finally:
-        provenance._commit.cache_clear()
+        provenance.revision.cache_clear()
 
 
 def test_who_trained_a_run_is_kept_with_it(tmp_path: Path) -> None:
