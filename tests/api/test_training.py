@@ -56,10 +56,8 @@ def test_a_file_gives_the_run_that_the_command_line_gives(tmp_path, small, first
     [
         ({"data": "digitz"}, "data.name is 'digitz'. Did you mean 'digits'"),
         ({"ruonds": 3}, "no option 'ruonds'. Did you mean 'rounds'"),
-        ({"shots": 3}, "no option 'shots'. Did you mean 'shot'"),
         ({"run": {"round": 3}}, "no option 'run.round'"),
         ({"rounds": "many"}, "run.rounds is 'many'; expected a whole number"),
-        ({"method": {"name": "fl_proto", "n_step": 1}}, "no option 'method.n_step'"),
         ({"tracker": "trakker"}, "tracker is 'trakker'"),
     ],
 )

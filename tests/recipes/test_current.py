@@ -20,7 +20,7 @@ from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.results import Results, outdated
 from fedshot.recipes.results import read as read_result
 from fedshot.recipes.runner import current
-from fedshot.recipes.tuning import Search, trials
+from fedshot.recipes.tuning import Search
 from system.runs import experiment, finished
 
 from .example_recipe import changed, example, facts, finished_cells, runner
@@ -69,7 +69,8 @@ def test_an_option_that_two_rows_search_is_drawn_alike_for_both() -> None:
     for row in tree["rows"].values():
         row["tune"] = {"method.optimizer.lr": {"log": [1e-4, 1e-2]}}
     made = read("t", tree)
-    one, two = (trials(made, row, 5) for row in made.rows.values())
+    rows = made.rows.values()
+    one, two = (Search.of(made, "small", row, 5, Path()).trials for row in rows)
     assert one == two
 
 
@@ -284,7 +285,7 @@ def test_a_worker_that_found_all_trained_is_not_told_to_have(
 ) -> None:
     late = experiment(tmp_path)
     for commit, run in (("aaa", experiment(tmp_path)), ("bbb", late)):
-        monkeypatch.setattr(cell_worker.provenance, "revision", lambda _, told=commit: told)
+        monkeypatch.setattr(cell_worker.provenance, "revision", lambda told=commit: told)
         cell_worker._finish(run)
     assert [hand["commit"] for hand in provenance.history(tmp_path)] == ["aaa"]
 

@@ -15,7 +15,7 @@ from fedshot.data.dataset import Dataset
 from fedshot.data.partitions.partition import ClientSplit
 from fedshot.recipes import plots
 from fedshot.recipes.index import load, names
-from fedshot.recipes.tuning import trials
+from fedshot.recipes.tuning import Search
 
 from .example_recipe import finished_cells
 
@@ -199,7 +199,8 @@ def test_tuning_moves_both_step_sizes_of_per_fedavg() -> None:
     for name in EVERY:
         recipe = load(name)
         if "per-fedavg" in recipe.rows:
-            for one in trials(recipe, recipe.rows["per-fedavg"], 3)[1:]:
+            row, budget = recipe.rows["per-fedavg"], recipe.default_budget
+            for one in Search.of(recipe, budget, row, 3, Path()).trials[1:]:
                 assert one.keys() == {"method.optimizer.lr", "method.beta"}
 
 

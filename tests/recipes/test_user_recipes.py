@@ -76,7 +76,6 @@ def test_rows_of_a_folder_of_results_join_the_recipe(tmp_path: Path) -> None:
     [
         ([], "rows.yaml holds []; expected keys and values"),
         ({"../up": {"settings": METHOD}}, "the key of a row is '../up'; expected up to 60"),
-        ({"a.b": {"settings": METHOD}}, "the key of a row is 'a.b'"),
         ({7: {"settings": METHOD}}, "the key of a row is 7; expected up to 60 letters"),
         ({"f2l": {"settings": METHOD}}, "f2l-huffpost has a row 'f2l'. Choose another"),
         ({"F2L": {"settings": METHOD}}, "f2l-huffpost has a row 'F2L'. Choose another"),
@@ -85,22 +84,16 @@ def test_rows_of_a_folder_of_results_join_the_recipe(tmp_path: Path) -> None:
         (tuned("method.lr", {"log": [1, float("inf")]}), "expected {log"),
         ({"mine": None}, "row mine holds None; expected keys and values"),
         ({"mine": {}}, "row mine names no method"),
-        ({"mine": {"settings": {"method": {}}}}, "row mine names no method"),
-        ({"mine": {"settings": {"method": {"lr": 1}}}}, "row mine names no method"),
         ({"mine": {"settings": {"method": ["f2l"]}}}, "row mine names no method"),
-        ({"mine": {"setting": METHOD}}, "row mine has 'setting'. Did you mean 'settings'?"),
         ({"mine": {"settings": METHOD | {"seed": 1}}}, "row mine sets seed; a row may set"),
         ({"mine": {"settings": METHOD | {"test": {"shot": 5}}}}, "sets test.shot"),
-        ({"mine": {"settings": METHOD, "exchanges": 0}}, "exchanges is 0; expected 1 or more"),
-        ({"mine": {"settings": METHOD, "exchanges": 1.5}}, "exchanges is 1.5; expected a whole"),
-        ({"mine": {"settings": METHOD, "stops_after": 0}}, "stops_after is 0; expected 1 or more"),
+        ({"mine": {"settings": METHOD, "exchanges": 0}}, "exchanges is 0; expected a whole"),
         (
             {"mine": {"settings": METHOD, "stops_after": 1, "exchanges": 2}},
             "takes 2 exchanges for one round, and stops_after is 1",
         ),
         ({"mine": {"settings": METHOD, "published": [1.0]}}, "has 1 numbers for 4 columns"),
         ({"mine": {"settings": METHOD, "published": ["x"] * 4}}, "published is ['x'"),
-        ({"mine": {"settings": METHOD, "label": 7}}, "label is 7; expected text"),
         ({"mine": {"settings": METHOD, "deviations": "x"}}, "deviations is 'x'; expected a list"),
         (tuned("seed", {"choice": [1]}), "sets seed; a row may"),
         (tuned("method.rounds", [1]), "tune is {'method.rounds': [1]}; expected options"),
@@ -150,16 +143,14 @@ def test_shorthand_and_defaults_can_be_timed_and_run(tmp_path: Path) -> None:
         assert timing.key(cell)
         assert timing.short(cell)["run"]["cohort"] == 1
         assert cell.settings()["run"]["threads"] == 1
-    often = read("t", trees.parse(TABLE + "kind: table\n", lambda _: False, origin="t"))
+    often = read("t", trees.parse(TABLE + "kind: table\n", origin="t"))
     often = replace(often, settings=often.settings | {"run": {"validate_every": "often"}})
     with pytest.raises(ConfigError, match="validate_every"):
         Config.of(often.cells("quick")[0].settings())
 
 
 def test_a_budget_may_have_a_dash_in_its_name(tmp_path: Path) -> None:
-    recipe = read(
-        "t", trees.parse(TABLE.replace("quick", "two-cores"), lambda _: False, origin="t")
-    )
+    recipe = read("t", trees.parse(TABLE.replace("quick", "two-cores"), origin="t"))
     left = current("t", "two-cores-tune2", [], recipe)
     assert left == ([], [])
     assert plots.write(tmp_path, recipe, "two-cores") == []
@@ -209,11 +200,10 @@ def test_fedshots_own_recipes_are_not_taken_the_place_of(tmp_path: Path) -> None
         ),
         ("quick: {exchanges: 4}", "quick-tune4: {exchanges: 4}", "cannot be called 'quick-tune4'"),
         ("columns: {one:", "columns: {Tune:", "a column cannot be called 'Tune'"),
-        ("five: {settings", "five: {x: .nan, settings", "x is nan; expected finite numbers"),
-        ("title: A table of ours", "title: 7", "title is 7; expected text"),
+        ("five: {settings", "five: {x: .nan, settings", "x is nan; expected a finite number"),
         ("quick: {exchanges: 4}", "quick: {}", "budget quick has no exchanges"),
         ("quick: {exchanges: 4}", "quick: {exchanges: x}", "exchanges is 'x'; expected a whole"),
-        ("quick: {exchanges: 4}", "quick: {exchanges: 0}", "exchanges is 0; expected 1 or more"),
+        ("quick: {exchanges: 4}", "quick: {exchanges: 0}", "exchanges is 0; expected a whole"),
         ("columns: {one:", "columns: {o/e:", "the key of a column is 'o/e'"),
         ("columns: {one: {settings", "columns: {one: {setting", "Did you mean 'settings'"),
         ("budgets: {quick", "budgets: {..", "the key of a budget is '..'"),
@@ -224,7 +214,6 @@ def test_fedshots_own_recipes_are_not_taken_the_place_of(tmp_path: Path) -> None
             "row proto would search for method.optimizer.lr in its own space",
         ),
         ("{log: [0.0001, 0.01]}", "{log: [0.01, 1e-4]}", "is {'log': [0.01, 0.0001]}; expected"),
-        ("budgets: {quick: {exchanges: 4}, long: {exchanges: 40}}", "", "needs rows, columns and"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused(old: str, new: str, words: str, tmp_path: Path) -> None:
@@ -242,8 +231,3 @@ def test_ones_own_data_are_whole(name: str, told: list[str]) -> None:
     data = {"name": name, "digest": "d", "examples": 70, "published": None}
     found = data_marks([{"data": data, "clients": [3, 3]}])
     assert [mark.rpartition("; ")[2] for mark in found] == told
-
-
-def test_what_holds_no_tree_is_refused() -> None:
-    with pytest.raises(ConfigError, match="recipe t holds 3; expected keys and values"):
-        read("t", 3)

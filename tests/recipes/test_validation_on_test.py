@@ -13,7 +13,7 @@ from fedshot.recipes import cell_worker, plots, results_page, timing
 from fedshot.recipes.reading import read
 from fedshot.recipes.recipe import Recipe
 from fedshot.recipes.runner import RecipeRunner, Request
-from fedshot.recipes.tuning import cell_of
+from fedshot.recipes.tuning import Search
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 
@@ -69,7 +69,7 @@ def test_nothing_is_tuned_by_looks_at_the_test(tmp_path: Path) -> None:
     tree["settings"] |= {"run": tree["settings"]["run"] | PEEK["run"]}
     made = read("t", tree)
     with pytest.raises(ConfigError, match=f"trials are judged on validation.*{TOLD}"):
-        cell_of(made, "small", made.rows["proto"])
+        Search.of(made, "small", made.rows["proto"], 2, tmp_path)
     with pytest.raises(ConfigError, match=TOLD):
         RecipeRunner(Request(made, tune=2, results=tmp_path, runs=tmp_path))
     assert RecipeRunner(Request(made, results=tmp_path, runs=tmp_path)).cells
@@ -77,4 +77,5 @@ def test_nothing_is_tuned_by_looks_at_the_test(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=TOLD):
         cell_worker._tune(Experiment(prepared, tmp_path / "run"), {})
     assert not (tmp_path / "run").exists()
-    assert cell_of(recipe(), "small", recipe().rows["proto"]).column.key == "one"
+    search = Search.of(recipe(), "small", recipe().rows["proto"], 2, tmp_path)
+    assert search.cell.column.key == "one"

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from fedshot.cli import printing, train
+from fedshot.cli import train
 from fedshot.cli.main import main
 from fedshot.core import console
 from fedshot.data.sources import fetch, verification
@@ -369,7 +369,7 @@ def test_evaluating_an_unfinished_run_says_so(
 
 def test_unanswered_and_diverged_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     found = Score(0.5, 0.1, 18, 2, 3, "0" * 64, False, {}, None, (0.5,) * 18)
-    printing.say_score(
+    train.say_score(
         found,
         argparse.Namespace(json=False),
         cast(

@@ -265,7 +265,7 @@ def test_pages_cards_and_trackers_tell_it(
     assert "NOT HONEST: accuracy on the test itself" in shown.caption
     assert "validation" not in shown.title + shown.caption
     sink = Kept(tmp_path)
-    tracker = Tracker(None, tmp_path / "run", "a", made.config.settings, pytest.fail)
+    tracker = Tracker(None, tmp_path / "run", made.config.settings, pytest.fail)
     tracker._sink = sink
     for record in made.recorder.records():
         send(sink, record, names_of(made.config.settings))

@@ -221,7 +221,7 @@ def test_a_refused_process_leaves_the_tracker_alone(
         raise AssertionError("the tracker was opened")
 
     folder = trained(tmp_path / "runs" / "small")
-    monkeypatch.setattr("fedshot.cli.train.tracker_of", opened)
+    monkeypatch.setattr("fedshot.api.training.Tracker", opened)
     with only_one(folder / ".lock"):
         assert main(words(tmp_path, {"run": {"rounds": 6}})) == 75
 

@@ -32,7 +32,7 @@ def killed(tmp_path: Path, kind: str, after: int) -> Path:
     """Train with a tracker until a round that no checkpoint has, and then stop at once."""
     slow = {"run": {"checkpoint_every": 3, "validate_every": 3}}
     begun = experiment(tmp_path / "small", SETTINGS, slow)
-    tracker = trackers.Tracker(kind, begun.folder, "small", begun.config.settings, pytest.fail)
+    tracker = trackers.Tracker(kind, begun.folder, begun.config.settings, pytest.fail)
     for record in begun.run():
         tracker.record(record)
         if record.round == after:
@@ -136,7 +136,7 @@ def test_a_run_that_died_is_failed_in_mlflow_and_a_deleted_one_is_told(
     settings = begun.config.settings
 
     def opened() -> trackers.Tracker:
-        return trackers.Tracker("mlflow", begun.folder, "small", settings, pytest.fail)
+        return trackers.Tracker("mlflow", begun.folder, settings, pytest.fail)
 
     tracker = opened()
     tracker.record(next(iter(begun.run())))
@@ -171,7 +171,7 @@ def test_a_tracker_is_told_whether_the_training_ended(tmp_path: Path) -> None:
 
     begun = experiment(tmp_path / "small", CHOOSING, {"run": {"rounds": 1}})
     for tested in (False, True):
-        tracker = trackers.Tracker(None, begun.folder, "a", begun.config.settings, pytest.fail)
+        tracker = trackers.Tracker(None, begun.folder, begun.config.settings, pytest.fail)
         tracker._sink = Seen()
         for record in begun.run():
             tracker.record(record)
@@ -284,4 +284,4 @@ def test_a_tracker_that_cannot_be_opened_is_refused(
     monkeypatch.setattr(trackers, "check", print)
     monkeypatch.setattr(trackers, "_SINKS", {"wandb": refuse})
     with pytest.raises(ConfigError, match=r"tracker wandb cannot be opened: no key\."):
-        trackers.Tracker("wandb", tmp_path / "run", "x", {}, print)
+        trackers.Tracker("wandb", tmp_path / "run", {"name": "x"}, print)

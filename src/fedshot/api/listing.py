@@ -10,11 +10,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
-from fedshot import reports
 from fedshot.config import option_help
 from fedshot.config.options import MUST_BE_GIVEN, shown, summary, words
 from fedshot.config.registry import KINDS
@@ -26,6 +21,7 @@ from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.publishers import PUBLISHERS
 from fedshot.data.sources.registry import SOURCES
 from fedshot.methods.registry import METHODS
+from fedshot.reports.table import add_row, grid, plain_text
 
 if TYPE_CHECKING:
     import pandas as pd  # an extra
@@ -79,13 +75,10 @@ class Listing:
         return list(self._rows[0]) if self._rows else []
 
     def __repr__(self) -> str:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for name in self._columns:
-            table.add_column(name, overflow="fold")
+        table = grid(self._columns, left=self._columns)
         for row in self._rows:
-            # Text, not str: rich would interpret "[red]" in a value as markup.
-            table.add_row(*(Text(_cell(value)) for value in row.values()))
-        return reports.plain_text(table, _WIDTH).strip("\n")
+            add_row(table, map(_cell, row.values()))
+        return plain_text(table, _WIDTH)
 
     def _repr_html_(self) -> str:
         return html_table(self._columns, [list(row.values()) for row in self._rows])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -38,32 +38,35 @@ def shown(
     """
     peeks = chose_by_test(experiment.config.settings)
     name = "test (NOT HONEST: it chooses the round)" if peeks else "validation"
-    console = Console(stderr=True)
+    report, console = FaultReport(experiment.folder), Console(stderr=True)
     if rounds and console.is_jupyter:
-        yield from _in_notebook(experiment, name)
+        yield from _in_notebook(experiment, report, name)
     elif rounds and console.is_terminal and not logs_json():
-        yield from _on_terminal(experiment, name, console)
+        yield from _on_terminal(experiment, report, name, console)
     else:
-        yield from _as_lines(experiment, name, every, rounds=rounds)
+        yield from _as_lines(experiment, report, name, every if rounds else None)
+    if closing := report.closing():
+        tell(closing)
 
 
 def _as_lines(
-    experiment: Experiment, name: str, every: float, *, rounds: bool
-) -> Iterator[Record]:  # fmt: skip
-    report, last_shown = FaultReport(experiment.folder), -math.inf
-    planned = experiment.config.run.rounds
+    experiment: Experiment, report: FaultReport, name: str, every: float | None
+) -> Iterator[Record]:
+    """Print a line for each round, but wait `every` seconds between lines; None for no lines."""
+    last_shown, planned = -math.inf, experiment.config.run.rounds
     for record in experiment.run():
-        is_due = record.round == planned or time.monotonic() - last_shown >= every
-        if rounds and is_due:
+        waited = time.monotonic() - last_shown
+        if every is not None and (record.round == planned or waited >= every):
             last_shown = time.monotonic()
             tell(_line(record, planned, name))
-        _tell_all(report.heard(record))
+        for text in report.heard(record):
+            tell(text)
         yield record
-    _tell_all([report.closing()])
 
 
-def _on_terminal(experiment: Experiment, name: str, console: Console) -> Iterator[Record]:
-    report = FaultReport(experiment.folder)
+def _on_terminal(
+    experiment: Experiment, report: FaultReport, name: str, console: Console
+) -> Iterator[Record]:
     columns = (
         TextColumn("round"),
         MofNCompleteColumn(),
@@ -80,11 +83,10 @@ def _on_terminal(experiment: Experiment, name: str, console: Console) -> Iterato
             for text in report.heard(record):
                 console.print(printable(text), markup=False, highlight=False)  # above the bar
             yield record
-    _tell_all([report.closing()])
 
 
-def _in_notebook(experiment: Experiment, name: str) -> Iterator[Record]:
-    report, faults, last_shown = FaultReport(experiment.folder), list[str](), -math.inf
+def _in_notebook(experiment: Experiment, report: FaultReport, name: str) -> Iterator[Record]:
+    faults, last_shown = list[str](), -math.inf
     display = importlib.import_module("IPython.display").display
     output = display({"text/plain": "starting"}, raw=True, display_id=True)
     rounds = experiment.config.run.rounds
@@ -95,13 +97,6 @@ def _in_notebook(experiment: Experiment, name: str) -> Iterator[Record]:
             text = "\n".join([_line(record, rounds, name), *faults])
             output.update({"text/plain": printable(text)}, raw=True)
         yield record
-    _tell_all([report.closing()])
-
-
-def _tell_all(texts: Iterable[str | None]) -> None:
-    for text in texts:
-        if text:
-            tell(text)
 
 
 def _line(record: Record, rounds: int, name: str) -> str:

@@ -112,7 +112,7 @@ class SweepResult:
     def __str__(self) -> str:
         from fedshot.recipes.sweep_tables import table
 
-        return plain_text(table(self._made, self._rows), _WIDTH).strip("\n")
+        return plain_text(table(self._made, self._rows), _WIDTH)
 
     __repr__ = __str__
 

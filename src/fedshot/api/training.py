@@ -133,7 +133,7 @@ def train(
         completed(
             experiment,
             shown(experiment, every=_EVERY) if progress else experiment.run(),
-            lambda: tracker_of(experiment, tracker, notify),
+            tracker,
             notify,
         )
     return TrainingRun(folder, encoder, backbone)
@@ -168,7 +168,7 @@ def check_here_trained(folder: Path) -> None:
 def completed(
     experiment: Experiment,
     records: Iterable[Record],
-    opened: Callable[[], Tracker],
+    tracker: str | None,
     notify: Callable[[str], None],
 ) -> Score:
     """Train the remaining rounds, test, and return the score.
@@ -176,8 +176,8 @@ def completed(
     Args:
         experiment: the run.
         records: yields the record of each round; reading it trains the round.
-        opened: opens the tracker; called after the check that no other process trains in the run's
-            folder.
+        tracker: "tensorboard", "wandb" or "mlflow"; None for none. It is opened after the check
+            that no other process trains in the run's folder.
         notify: called with messages for the user.
     """
     with experiment.alone() as lock:  # checked first: trackers need not hear of it
@@ -188,26 +188,15 @@ def completed(
             )
     for text in experiment.notices():
         notify(text)
-    tracker = opened()
+    sent = Tracker(tracker, experiment.folder, experiment.config.settings, notify)
     try:
         for record in records:
-            tracker.record(record)
+            sent.record(record)
         score = experiment.result()
-        tracker.result(score, experiment.best_round)
+        sent.result(score, experiment.best_round)
     finally:
-        tracker.close()
+        sent.close()
     return score
-
-
-def tracker_of(
-    experiment: Experiment, kind: str | None, notify: Callable[[str], None]
-) -> Tracker:  # fmt: skip
-    """Open the tracker `kind`: "tensorboard", "wandb" or "mlflow"; None for no tracker.
-
-    `notify` is called with messages for the user.
-    """
-    chosen = experiment.config
-    return Tracker(kind, experiment.folder, chosen.name, chosen.settings, notify)
 
 
 def note(text: str, progress: bool) -> None:

@@ -22,6 +22,7 @@ from fedshot.core.errors import ConfigError
 from fedshot.core.extras import require
 from fedshot.core.locks import only_one
 from fedshot.core.serialised import Limits
+from fedshot.core.text import ranges
 from fedshot.data.files.places import find_data_dir
 from fedshot.data.sources.embedding import TextOptions, reading_digest
 from fedshot.data.tokens import Tokens
@@ -48,7 +49,7 @@ from fedshot.deploy.flower.keys import (
 )
 from fedshot.deploy.flower.messages import WireMessage, refusal
 from fedshot.deploy.flower.node import NodeLoop
-from fedshot.deploy.flower.node_registry import admit, parse_clients, ranges
+from fedshot.deploy.flower.node_registry import admit, parse_clients
 from fedshot.deploy.flower.packing import pack_client, pack_tests
 from fedshot.deploy.flower.peers import Peers
 from fedshot.deploy.flower.policy import Policy

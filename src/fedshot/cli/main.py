@@ -194,32 +194,23 @@ def _how_to_continue(options: argparse.Namespace) -> str:
     if options.command == "reproduce" and options.name not in ("list", "results"):
         return "the same command continues with the unfinished cells"
     folder: Path | None = options.run_folder
-    if options.command == "sweep":
-        begun = folder is not None and _is_sweep(folder)
-        return "the same command continues with the unfinished points" if begun else ""
-    if folder is None or not _is_run(folder):
+    try:
+        if folder is None or not _is_begun(folder, options.command):
+            return ""
+    except OSError:
         return ""
+    if options.command == "sweep":
+        return "the same command continues with the unfinished points"
     data = getattr(options, "data_dir", None)  # not recorded in the run's folder
     words = ["fedshot", "resume", str(folder), *(["--data-dir", data] if data else [])]
     return f"go on with `{shlex.join(words)}`"
 
 
-def _is_run(folder: Path) -> bool:
-    from fedshot.runs.run_folder import CONFIG
-
-    try:
-        return (folder / CONFIG).exists()
-    except OSError:
-        return False
-
-
-def _is_sweep(folder: Path) -> bool:
-    from fedshot.recipes.sweep_runner import begun
-
-    try:
-        return begun(folder)
-    except OSError:
-        return False
+def _is_begun(folder: Path, command: str) -> bool:
+    """Whether a command has begun a sweep or a run in its folder."""
+    if command == "sweep":
+        return bool(importlib.import_module("fedshot.recipes.sweep_runner").begun(folder))
+    return bool((folder / importlib.import_module("fedshot.runs.run_folder").CONFIG).exists())
 
 
 def _os_words(error: OSError) -> str:
@@ -347,17 +338,18 @@ def _add_use(commands: Commands) -> None:
     predict.add_argument("--json", action="store_true", help="JSON lines instead of CSV")
     predict.add_argument("--page", type=Path, help="HTML page to write, with every picture")
     predict.add_argument(
-        "--none-of-these", metavar="SHARE",
+        "--none-of-these", type=float, metavar="SHARE",
         help="reject files of other classes, except for this share accepted by mistake: 0.05",
     )  # fmt: skip
     text = "calibrate the confidence of a run's predictions, on its validation classes"
     calibrate = _add(commands, "calibrate", text, "use", "data-dir", "quiet", "json")
     calibrate.add_argument("folder", type=Path, help="folder of the run")
     for name in ("way", "shot"):
-        calibrate.add_argument(f"--{name}", help="default: that of the run's test")
+        calibrate.add_argument(f"--{name}", type=int, help="default: that of the run's test")
     calibrate.add_argument(
-        "--episodes", help="number of episodes, half to fit and half to measure (400)"
-    )
+        "--episodes", type=int, default=400,
+        help="number of episodes, half to fit and half to measure (400)",
+    )  # fmt: skip
     text = "write the encoder of a run for other programs, with a model card"
     export = _add(commands, "export", text, "use", "data-dir")
     export.add_argument(
@@ -369,8 +361,9 @@ def _add_use(commands: Commands) -> None:
         command.add_argument("--run", type=Path, required=True, help="folder of the run")
     for command in (predict, calibrate, export):
         command.add_argument(
-            "--client", help="number of the client whose model is used, if each has its own"
-        )
+            "--client", type=int,
+            help="number of the client whose model is used, if each has its own",
+        )  # fmt: skip
 
 
 def _add_reproduce(commands: Commands) -> None:

@@ -8,23 +8,26 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from fedshot.api.progress import shown
-from fedshot.api.training import check_here_trained, completed, resumed, tracker_of
-from fedshot.cli.printing import say_score
+from fedshot.api.training import check_here_trained, completed, resumed
 from fedshot.config import load
+from fedshot.config import settings as trees
 from fedshot.config.load import Config
 from fedshot.config.registry import KINDS, SECTIONS
-from fedshot.config.settings import Settings, parse
+from fedshot.config.schema import not_honest
+from fedshot.config.settings import Settings
 from fedshot.config.validation import value_of
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError
 from fedshot.core.text import long_names
+from fedshot.evaluation.episodic_test import Score, far_below
 from fedshot.protocol.method import TEST_ROUNDS
+from fedshot.reports.significance import ComparisonRow, compare
 from fedshot.runs import run_folder
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
@@ -70,12 +73,8 @@ def finish(
     on_record: Callable[[Record], None] = lambda _: None,
 ) -> int:
     """Train the remaining rounds, test, and print the result; call `on_record` with each record."""
-    score = completed(
-        experiment,
-        _records(experiment, options, on_record),
-        lambda: tracker_of(experiment, options.tracker, tell),
-        tell,
-    )
+    records = _records(experiment, options, on_record)
+    score = completed(experiment, records, options.tracker, tell)
     say_score(score, options, experiment, experiment.baselines)
     return 0
 
@@ -90,6 +89,52 @@ def _records(
         if options.json:
             say(json.dumps(record.to_json()))
         yield record
+
+
+def say_score(
+    score: Score,
+    options: argparse.Namespace,
+    experiment: Experiment,
+    baselines: Mapping[str, Score],
+) -> None:
+    """Print a test score and those of the baselines, one line each, or together as JSON."""
+    dishonest = not_honest(experiment.config.settings)
+    if options.json:
+        found = {
+            "result": score.to_json(),
+            "round": experiment.best_round,
+            "baselines": {name: raw.to_json() for name, raw in baselines.items()},
+        }
+        say(json.dumps(found | ({"not_honest": dishonest} if dishonest else {})))
+        return
+    marks = "".join(f" ({text})" for text in dishonest)
+    marks += " (transductive)" if score.transductive else ""
+    own = experiment.prepared.own_tests
+    users = trees.at(experiment.config.settings, "split.users") is not None
+    novel = "on users who took no part in training" if users else "on novel classes"
+    where = "on the clients' own classes" if own else novel
+    facts = [f"{experiment.method.name}: {score}{marks} {where}"]
+    facts.append(f"{score.episodes} {'clients' if own else 'episodes'}")
+    if score.unanswered:
+        facts.append(f"{score.unanswered} unanswered")
+    if score.diverged:
+        facts.append(f"{score.diverged} diverged (counted as wrong)")
+    if spent := experiment.spent:
+        facts.append(
+            f"epsilon {spent['epsilon']:.3g} at delta {spent['delta']:g} ({spent['level']})"
+        )
+    if score.worst_tenth is not None:
+        facts.append(f"worst tenth {100 * score.worst_tenth:.2f} %")
+    if far := far_below(score.clients):
+        shown = [f"client {c} {100 * a:.1f} %" for c, a in list(far.items())[:3]]
+        more = f" and {len(far) - 3} more" if len(far) > 3 else ""
+        facts.append(f"far below the others: {'; '.join(shown)}{more}")
+    say(f"{', '.join(facts)}, round {experiment.best_round}, tasks {score.tasks[:12]}")
+    for name, raw in baselines.items():
+        against = compare(ComparisonRow(experiment.method.name, score), ComparisonRow(name, raw))
+        said = f"{experiment.method.name} is {against.outcome} it"
+        said = "no difference shown" if against.outcome == "unclear" else said
+        say(f"{name}: {raw}; {said} ({against})")
 
 
 def evaluate(options: argparse.Namespace) -> int:
@@ -117,7 +162,7 @@ def _for_rounds(method: Any, text: str) -> Any:
         raise ConfigError(
             f"--rounds is {text}, but {method.name} does not train during the test. Leave it out."
         )
-    value = parse(text, lambda _: False, origin="the value of --rounds")
+    value = trees.parse(text, origin="the value of --rounds")
     return replace(method, **{TEST_ROUNDS: value_of("--rounds", int, value)})
 
 

@@ -37,12 +37,17 @@ _ENDS = {
 
 def predict(options: argparse.Namespace) -> int:
     """Classify the files in a folder, given a folder of labelled examples."""
+    asked: float | None = options.none_of_these
+    if asked is not None and not 0 < asked < 1:
+        raise ConfigError(
+            f"--none-of-these is {asked}; expected a share between 0 and 1, such as 0.05."
+        )
     if options.page:
         require("reports", "--page")
     classifier = FewShotClassifier.from_run(
         options.run,
-        client=whole("client", options.client),
-        accept_unknown=share("none-of-these", options.none_of_these),
+        client=options.client,
+        accept_unknown=asked,
         data_dir=options.data_dir,
     )
     _check_writable("to", options.to)
@@ -94,13 +99,12 @@ def predict(options: argparse.Namespace) -> int:
 def calibrate(options: argparse.Namespace) -> int:
     """Calibrate a run's confidence on its validation classes; save the result in its folder."""
     run = TrainedRun(options.folder, options.data_dir)
-    episodes = whole("episodes", options.episodes)
     found = measure(
         run,
-        way=whole("way", options.way),
-        shot=whole("shot", options.shot),
-        episodes=400 if episodes is None else episodes,
-        client=whole("client", options.client),
+        way=options.way,
+        shot=options.shot,
+        episodes=options.episodes,
+        client=options.client,
     )
     path = store(run.folder, found)
     if options.json:
@@ -148,37 +152,12 @@ def _between(interval: tuple[float, float] | None) -> str:
 def export_run(options: argparse.Namespace) -> int:
     """Write the encoder of a run for other programs, with a model card."""
     run = TrainedRun(options.run, options.data_dir)
-    client = whole("client", options.client)
     folder = options.out or Path(options.run) / "export"
     if options.to != "safetensors":
         tell(f"{options.run}: tracing the encoder for {options.to} and comparing its outputs")
-    for path in export(run, options.to, folder, client=client, licence=options.licence):
+    for path in export(run, options.to, folder, client=options.client, licence=options.licence):
         say(str(path))
     return 0
-
-
-def whole(option: str, text: str | None) -> int | None:
-    """Return an option's value as a whole number from 0; None if the option is not given."""
-    if text is None:
-        return None
-    if not text.isdecimal() or len(text) > 9:
-        raise ConfigError(f"--{option} is {text!r}; expected a whole number from 0.")
-    return int(text)
-
-
-def share(option: str, text: str | None) -> float | None:
-    """Return an option's value as a number between 0 and 1; None if the option is not given."""
-    if text is None:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1:
-        raise ConfigError(
-            f"--{option} is {text!r}; expected a share between 0 and 1, such as 0.05."
-        )
-    return value
 
 
 @contextmanager

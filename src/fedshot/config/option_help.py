@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -61,35 +61,17 @@ class OptionSection:
         return schema.json_schema(schema_generator=_Untitled) | {"description": self.summary}
 
 
-@dataclass(frozen=True)
-class _NoHead:
-    """No head, for methods that classify from the features."""
-
-
-@dataclass(frozen=True)
-class _NoEncoder:
-    """No encoder: the backbone takes the data themselves."""
-
-
-@dataclass(frozen=True)
-class _NoPrivacy:
-    """No differential privacy."""
-
-
-@dataclass(frozen=True)
-class _NoAttack:
-    """All clients are honest."""
-
-
-@dataclass(frozen=True)
-class _NoCompression:
-    """Messages are not compressed."""
-
-
 _NO: dict[str, type[Any]] = {
-    "model.head": _NoHead, "model.encoder": _NoEncoder, "privacy": _NoPrivacy,
-    "attack": _NoAttack, "compress.up": _NoCompression, "compress.down": _NoCompression,
-}  # fmt: skip
+    path: make_dataclass("No", (), namespace={"__doc__": text, "__module__": __name__})
+    for path, text in {
+        "model.head": "No head, for methods that classify from the features.",
+        "model.encoder": "No encoder: the backbone takes the data themselves.",
+        "privacy": "No differential privacy.",
+        "attack": "All clients are honest.",
+        "compress.up": "Messages are not compressed.",
+        "compress.down": "Messages are not compressed.",
+    }.items()
+}
 
 
 class _Untitled(GenerateJsonSchema):

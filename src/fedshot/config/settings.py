@@ -54,7 +54,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.yaml_implicit_resolvers = {None: [(_UNTAGGED, re.compile(""))]}
 
 
-def load(path: Path, is_text: IsText) -> Settings:
+def load(path: Path, is_text: IsText = lambda _: False) -> Settings:
     """Read settings from a YAML file. Raises ConfigError if it does not hold a tree of settings."""
     try:
         text = records.content(path, _MOST_BYTES, "Name a YAML file of settings").decode("utf-8")
@@ -73,7 +73,7 @@ def load(path: Path, is_text: IsText) -> Settings:
     return settings
 
 
-def parse(text: str, is_text: IsText, *, origin: str, path: str = "") -> Any:
+def parse(text: str, is_text: IsText = lambda _: False, *, origin: str, path: str = "") -> Any:
     """Return the value that a YAML text holds.
 
     Args:

@@ -234,7 +234,7 @@ def _refusal(
 def _fits_without_quotes(text: str, hint: Any) -> bool:
     """Whether a text, read as unquoted YAML, fits an option's type."""
     try:
-        value = parse(text, lambda _: False, origin="the text")
+        value = parse(text, origin="the text")
         _value_adapter(hint).validate_python(value)
     except (ConfigError, ValidationError):
         return False

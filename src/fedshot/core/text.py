@@ -125,6 +125,21 @@ def natural(text: str) -> int | None:
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
+def ranges(numbers: Iterable[int]) -> str:
+    """Return numbers as text.
+
+    >>> ranges([7, 0, 1, 2])
+    '0-2, 7'
+    """
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
 def long_names(text: str) -> list[str]:
     """Return the long options in a help text, sorted.
 

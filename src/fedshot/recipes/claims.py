@@ -111,7 +111,7 @@ class ClaimResult:
 def load() -> Front:
     """Return the content of `claims.yaml`."""
     text = resources.files("fedshot.recipes").joinpath(CLAIMS).read_text(encoding="utf-8")
-    tree = trees.parse(text, lambda _: False, origin=CLAIMS)
+    tree = trees.parse(text, origin=CLAIMS)
     return TypeAdapter(Front).validate_python(tree)
 
 

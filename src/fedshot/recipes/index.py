@@ -43,7 +43,7 @@ def load(name: str, results: Path | None = None) -> Recipe:
                 f"{results / name / _ROWS} is beside a {_RECIPE}, but it may only add rows to a "
                 f"recipe of fedshot. Move its rows into {_RECIPE}."
             )
-        return read(name, _tree(results / name / _RECIPE))
+        return read(name, trees.load(results / name / _RECIPE))
     recipe = _loaded(name)
     if results is None:
         return recipe
@@ -53,11 +53,7 @@ def load(name: str, results: Path | None = None) -> Recipe:
             f"folder; to add rows to fedshot's recipe, call the file {_ROWS}."
         )
     rows = results / name / _ROWS
-    return joined(recipe, _tree(rows), str(rows)) if rows.exists() else recipe
-
-
-def _tree(path: Path) -> trees.Settings:
-    return trees.load(path, lambda _: False)
+    return joined(recipe, trees.load(rows), str(rows)) if rows.exists() else recipe
 
 
 @cache
@@ -70,4 +66,4 @@ def _packaged() -> tuple[str, ...]:
 @cache
 def _loaded(name: str) -> Recipe:
     text = _PACKAGE.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    return read(name, trees.parse(text, lambda _: False, origin=f"{name}.yaml"))
+    return read(name, trees.parse(text, origin=f"{name}.yaml"))

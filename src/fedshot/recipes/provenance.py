@@ -42,16 +42,6 @@ class TrainedPart(TypedDict):
     machine: _MachineNote
 
 
-def revision(method: str = "") -> str:
-    """Return the commit of fedshot; for a user's method, also the name and hash of its file."""
-    return _with_file(method, _commit())
-
-
-def code(method: str = "") -> str:
-    """Return an identifier of the package's source, equal for commits with the same source."""
-    return _with_file(method, _code())
-
-
 def versions(parts: Iterable[Mapping[str, Any]]) -> set[str]:
     """Return the versions of the code recorded in parts of run histories."""
     return {str(part["code"]) for part in parts}
@@ -63,8 +53,8 @@ def _with_file(method: str, name: str) -> str:
 
 
 @cache
-def _commit() -> str:
-    """Return the commit, followed by "+" if there are uncommitted changes; else the version."""
+def revision() -> str:
+    """Return fedshot's commit, with "+" if there are uncommitted changes; else its version."""
     commit = _git("rev-parse", "HEAD") if (_ROOT / ".git").exists() else None
     if commit is None:
         return f"version {__version__}"
@@ -74,8 +64,8 @@ def _commit() -> str:
 
 @cache
 def _code() -> str:
-    """Return the same as `_commit`, with the hash of the folder `src` in place of the commit."""
-    commit = _commit()
+    """Return the revision with the hash of `src`, equal for commits with the same source."""
+    commit = revision()
     if commit.startswith("version "):
         return commit
     folder = _git("rev-parse", "HEAD:src")
@@ -90,8 +80,15 @@ def machine(devices: Sequence[torch.device] = (CPU,)) -> dict[str, Any]:
 
 
 def here(method: str, devices: Sequence[torch.device] = (CPU,)) -> dict[str, Any]:
-    """Return the code version and the machine, for a run's history."""
-    return {"commit": revision(method), "code": code(method), "machine": machine(devices)}
+    """Return the code version and the machine, for a run's history.
+
+    For a user's method, the version includes the name and hash of the method's file.
+    """
+    return {
+        "commit": _with_file(method, revision()),
+        "code": _with_file(method, _code()),
+        "machine": machine(devices),
+    }
 
 
 def kinds(parts: Iterable[Mapping[str, Any]]) -> set[str]:

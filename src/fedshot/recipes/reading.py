@@ -6,16 +6,18 @@ adds to a recipe follow the same rules.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fedshot.config import settings as trees
 from fedshot.config.registry import expand_name, expand_names, layered
 from fedshot.core.errors import ConfigError, nearest
+from fedshot.core.records import Finite
 from fedshot.recipes.recipe import (
     AGAINST,
     KINDS,
@@ -33,39 +35,38 @@ _KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
 _RESERVED = {"column": re.compile("tune", re.IGNORECASE), "budget": re.compile(".*-tune.*")}
 
 
-class _Part(NamedTuple):
-    """The valid values of a key: their types, a description, and the types of a list's items."""
+_Part: TypeAlias = tuple[TypeAdapter[Any], str]
+"""A check of a key's values, and a description of the valid ones."""
 
-    kinds: tuple[type, ...]
-    words: str
-    inside: tuple[type, ...] = ()
-
-
-_TEXT = _Part((str,), "text, in quotes where it is a number")
-_TREE = _Part((dict,), "keys and values")
-_TEXTS = _Part((list,), "a list of texts", (str,))
-_COUNT = _Part((int,), "a whole number, 1 or more")
-_OF_COLUMNS = _Part(
-    (list,), "a list with a number in percent, or null, for each column", (int, float, type(None))
+_TEXT: _Part = TypeAdapter(str), "text, in quotes where it is a number"
+_TREE: _Part = TypeAdapter(dict), "keys and values"
+_TREES = TypeAdapter(dict[Any, dict[Any, Any]])
+_TEXTS: _Part = TypeAdapter(list[str]), "a list of texts"
+_OF_KEYS = TypeAdapter(dict[Any, str])
+_COUNT: _Part = TypeAdapter(Annotated[int, Field(ge=1)]), "a whole number, 1 or more"
+_OF_COLUMNS: _Part = (
+    TypeAdapter(list[Finite | None]),
+    "a list with a number in percent, or null, for each column",
 )
-_TUNE = _Part((dict,), "options, such as method.inner_lr, and their search spaces", (dict,))
+_TUNE: _Part = _TREES, "options, such as method.inner_lr, and their search spaces"
 # The keys of a file are the names of the fields of Recipe, Column, Budget and Row.
-_RECIPE = {
+_RECIPE: dict[str, _Part] = {
     "title": _TEXT, "source": _TEXT, "kind": _TEXT, "measure": _TEXT, "axis": _TEXT,
-    "open": _Part((dict,), "keys and texts", (str,)), "deviations": _TEXTS, "tune": _TUNE,
-    "against": _TEXTS,
+    "open": (_OF_KEYS, "keys and texts"), "deviations": _TEXTS, "tune": _TUNE, "against": _TEXTS,
     "settings": _TREE, "columns": _TREE, "rows": _TREE, "budgets": _TREE,
 }  # fmt: skip
-_COLUMN = {"label": _TEXT, "settings": _TREE, "x": _Part((int, float), "a number")}
-_BUDGET = {
-    "exchanges": _COUNT, "settings": _TREE, "trials_as": _TEXT,
-    "rows": _Part((dict,), "keys of rows and their settings", (dict,)),
+_COLUMN: dict[str, _Part] = {
+    "label": _TEXT, "settings": _TREE, "x": (TypeAdapter(Finite), "a finite number")
 }  # fmt: skip
-_ROW = {
+_BUDGET: dict[str, _Part] = {
+    "exchanges": _COUNT, "settings": _TREE, "trials_as": _TEXT,
+    "rows": (_TREES, "keys of rows and their settings"),
+}  # fmt: skip
+_ROW: dict[str, _Part] = {
     "label": _TEXT, "settings": _TREE, "exchanges": _COUNT, "stops_after": _COUNT, "tune": _TUNE,
     "deviations": _TEXTS, "published": _OF_COLUMNS, "spread": _OF_COLUMNS, "trained_as": _TEXT,
-    "trained_in": _Part((dict,), "columns, and for each the column whose training it has", (str,)),
-    "at": _Part((dict,), "axes and numbers", (int, float)),
+    "trained_in": (_OF_KEYS, "columns, and for each the column whose training it has"),
+    "at": (TypeAdapter(dict[Any, Finite]), "axes and numbers"),
 }  # fmt: skip
 
 
@@ -129,16 +130,11 @@ def _checked(what: str, tree: Any, parts: Mapping[str, _Part]) -> dict[str, Any]
     for key, value in held.items():
         if key not in parts:
             raise ConfigError(f"{what} has {key!r:.60}. {nearest(str(key), parts)}")
-        kinds, words, inside = parts[key]
-        if type(value) not in kinds:
-            raise ConfigError(f"{what}: {key} is {value!r:.60}; expected {words}.")
-        within = list(value.values() if isinstance(value, dict) else value) if inside else []
-        if any(isinstance(one, float) and not math.isfinite(one) for one in (value, *within)):
-            raise ConfigError(f"{what}: {key} is {value!r:.60}; expected finite numbers.")
-        if not all(type(one) in inside for one in within):
-            raise ConfigError(f"{what}: {key} is {value!r:.60}; expected {words}.")
-        if parts[key] is _COUNT and value < 1:
-            raise ConfigError(f"{what}: {key} is {value}; expected 1 or more.")
+        check, words = parts[key]
+        try:
+            check.validate_python(value, strict=True)
+        except ValidationError:
+            raise ConfigError(f"{what}: {key} is {value!r:.60}; expected {words}.") from None
     return {key: tuple(one) if isinstance(one, list) else one for key, one in held.items()}
 
 

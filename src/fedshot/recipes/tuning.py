@@ -37,32 +37,6 @@ _FIX = (
 Chosen = Mapping[str, Any]
 
 
-def trials(recipe: Recipe, row: Row, n: int) -> list[dict[str, Any]]:
-    """Return the options of each of a row's n tuning trials, by dotted key path.
-
-    Raises ConfigError if the recipe has no search space.
-    """
-    spaces = {**recipe.tune, **row.tune}
-    if not spaces and n > 1:
-        raise ConfigError(f"recipe {recipe.name} has no search space (tune); leave out --tune.")
-    return [{}, *draws(spaces, n - 1)]
-
-
-def cell_of(recipe: Recipe, budget: str, row: Row) -> Cell:
-    """Return the cell (row and column of the recipe's table) in which `row` is tuned.
-
-    Its column is the recipe's first. Its budget is `budget`, or the budget that `budget` names in
-    `trials_as`.
-
-    Raises ConfigError if the cell's settings would validate on the test classes, or with the first
-    client only.
-    """
-    shorter = recipe.budget(recipe.budget(budget).trials_as or budget)
-    cell = Cell(recipe, row, next(iter(recipe.columns.values())), shorter)
-    check_honest(cell.key, cell.settings(), _FIX)
-    return cell
-
-
 class _Trial(TypedDict):
     options: dict[str, Any]
 
@@ -97,11 +71,18 @@ class Search:
     def of(cls, recipe: Recipe, budget: str, row: Row, n: int, folder: Path) -> Search:
         """Return the search with n trials for the cells of `row` with `budget`.
 
-        `folder` holds the results of these cells: results/RECIPE/VARIANT. Raises ConfigError as
-        `cell_of` and `trials` do.
+        `folder` holds the results of these cells: results/RECIPE/VARIANT.
+
+        Raises ConfigError if the recipe has no search space, or if the trials would be validated on
+        the test classes, or with the first client only.
         """
-        cell = cell_of(recipe, budget, row)
-        return cls(cell, trials(recipe, row, n), folder / f"{row.key}.tune.json")
+        shorter = recipe.budget(recipe.budget(budget).trials_as or budget)
+        cell = Cell(recipe, row, next(iter(recipe.columns.values())), shorter)
+        check_honest(cell.key, cell.settings(), _FIX)
+        spaces = {**recipe.tune, **row.tune}
+        if not spaces and n > 1:
+            raise ConfigError(f"recipe {recipe.name} has no search space (tune); leave out --tune.")
+        return cls(cell, [{}, *draws(spaces, n - 1)], folder / f"{row.key}.tune.json")
 
     def read(self) -> Chosen | None:
         """Return the chosen options in the file; None if it is missing or out of date.

@@ -1,4 +1,4 @@
-"""Affinity matrices of clients as heat maps, and groups of clients found in them."""
+"""Affinity matrices of clients as heat maps."""
 
 from __future__ import annotations
 
@@ -16,23 +16,6 @@ from fedshot.reports.figure_export import INK, picture
 _NUMBERED = 30  # maximum number of client numbers that fit beside an axis
 
 
-def affinity_groups(q: NDArray[np.float64], groups: int) -> list[int]:
-    """Return each client's group, found by average linkage on the mean of Q_ij and Q_ji.
-
-    `q` is the affinity matrix Q [clients, clients]; its diagonal, minus infinity, is ignored.
-    Groups are numbered from 0 in the order of their first clients.
-    """
-    from sklearn.cluster import AgglomerativeClustering
-
-    both = _finite(q)
-    both = (both + both.T) / 2
-    away = both.max() - both
-    np.fill_diagonal(away, 0.0)
-    found = AgglomerativeClustering(groups, metric="precomputed", linkage="average").fit(away)
-    number: dict[int, int] = {}
-    return [number.setdefault(int(label), len(number)) for label in found.labels_]
-
-
 def affinity_picture(q: NDArray[np.float64], groups: Sequence[int] | None = None) -> str:
     """Return the SVG of an affinity matrix; row i shows how much the others' models help client i.
 
@@ -42,7 +25,8 @@ def affinity_picture(q: NDArray[np.float64], groups: Sequence[int] | None = None
     """
     n = len(q)
     order = list(range(n)) if groups is None else sorted(range(n), key=lambda i: (groups[i], i))
-    shown = np.ma.masked_array(_finite(q), np.eye(n, dtype=bool))[np.ix_(order, order)]
+    itself = np.eye(n, dtype=bool)
+    shown = np.ma.masked_array(np.where(itself, 0.0, q), itself)[np.ix_(order, order)]
     most = float(np.abs(shown).max()) or 1.0
 
     def draw(ax: Axes) -> None:
@@ -63,10 +47,3 @@ def affinity_picture(q: NDArray[np.float64], groups: Sequence[int] | None = None
 
     title = f"Affinities of {count(n, 'client')}"
     return picture(title, (4.9, 4.0), draw)
-
-
-def _finite(q: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a copy with 0 on the diagonal, in place of minus infinity."""
-    found = np.array(q, dtype=np.float64)
-    np.fill_diagonal(found, 0.0)
-    return found

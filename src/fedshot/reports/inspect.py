@@ -70,7 +70,7 @@ def pictures(federated: FederatedDataset, folder: Path) -> dict[Path, str]:
         path = folder / f"{data.name}-classes.png"
         scale = max(1, 56 // max(shown.shape[:2]))
         some = trained[np.linspace(0, len(trained) - 1, min(_ROWS, len(trained))).astype(int)]
-        contact_sheet(shown, some.tolist(), scale=scale).save(path)
+        contact_sheet(shown, some.tolist(), scale).save(path)
         written[path] = f"images of {len(some)} of the {len(trained)} base classes"
     held, notes = shares_of_client_0(federated)
     figures = {

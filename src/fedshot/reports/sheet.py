@@ -13,24 +13,21 @@ from fedshot.core.errors import DataError
 from fedshot.core.text import shortened
 from fedshot.data.dataset import Dataset, Pixels
 
+_MOST = 10  # maximum number of images in a row
 _GAP = 4  # pixels between two images
 _TEXT = 13  # height of the names in pixels
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
-def contact_sheet(
-    dataset: Dataset, classes: Sequence[int], per_class: int = 10, scale: int = 4
-) -> Image.Image:
+def contact_sheet(dataset: Dataset, classes: Sequence[int], scale: int) -> Image.Image:
     """Return the first images of each class, with the class name to the left.
 
     Args:
         dataset: the dataset.
         classes: class numbers, from top to bottom.
-        per_class: maximum number of images in a row.
         scale: factor by which images are enlarged, without smoothing.
 
-    Raises:
-        DataError: there is nothing to draw, or the number of channels is not 1, 3 or 4.
+    Raises DataError if the number of channels is not 1, 3 or 4.
     """
     pixels = dataset.pixels
     h, w, channels = dataset.shape
@@ -38,23 +35,16 @@ def contact_sheet(
         raise DataError(
             f"{dataset.name}: images have {channels} channels; a contact sheet shows 1, 3 or 4"
         )
-    if not classes or per_class < 1 or scale < 1:
-        raise DataError(
-            f"a contact sheet of {len(classes)} classes, {per_class} images each, at scale {scale} "
-            "is empty; expected at least 1 of each"
-        )
     font = ImageFont.truetype(_font(), _TEXT)
     names = [shortened(dataset.class_names[c], 24) for c in classes]
     left = round(max(font.getlength(name) for name in names)) + 3 * _GAP
     cell_w, cell_h = w * scale + _GAP, max(h * scale, _TEXT + 3) + _GAP
-    sheet = Image.new(
-        "RGB", (left + per_class * cell_w + _GAP, len(classes) * cell_h + _GAP), "white"
-    )
+    sheet = Image.new("RGB", (left + _MOST * cell_w + _GAP, len(classes) * cell_h + _GAP), "white")
     pen = ImageDraw.Draw(sheet)
     for row, (c, name) in enumerate(zip(classes, names, strict=True)):
         top = _GAP + row * cell_h
         pen.text((_GAP, top + (cell_h - _GAP) / 2), name, fill="#33363c", font=font, anchor="lm")
-        for column, i in enumerate(dataset.images_of([c])[:per_class].tolist()):
+        for column, i in enumerate(dataset.images_of([c])[:_MOST].tolist()):
             sheet.paste(_image(pixels[i], scale), (left + column * cell_w, top))
     return sheet
 

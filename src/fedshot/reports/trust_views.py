@@ -5,11 +5,10 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from fedshot.config.registry import difference
-from fedshot.core.text import percent, printable
+from fedshot.core.text import percent, printable, ranges
 from fedshot.evaluation.episodic_test import worst_tenth
 from fedshot.reports import charts
 from fedshot.reports.figures import FigureBlock
@@ -127,8 +126,8 @@ def _percent(test: Mapping[str, Any] | None) -> str:
 
 
 def _summary(lines: Sequence[Mapping[str, Any]]) -> str:
-    liars = sorted({client for line in lines for client in line["liars"]})
-    return f"{len(lines)} rounds; dishonest by configuration: {_ranges(liars) or 'none'}"
+    liars = {client for line in lines for client in line["liars"]}
+    return f"{len(lines)} rounds; dishonest by configuration: {ranges(liars) or 'none'}"
 
 
 def _clients(run: Run, lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -154,12 +153,6 @@ def _clients(run: Run, lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, ..
         (str(client), "yes" if client in liars else "no",
          *(f"{statistics.fmean(column):.2f}" for column in zip(*numbers[client], strict=True)),
          *(missing if not numbers[client] else []),
-         _ranges(sorted(left_out[client])) or _UNSET)
+         ranges(left_out[client]) or _UNSET)
         for client in every[:_CLIENTS]
     ]  # fmt: skip
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as text, such as "1-3, 7"."""
-    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda at: at[1] - at[0])]
-    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)

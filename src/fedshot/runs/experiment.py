@@ -147,8 +147,8 @@ class Experiment:
         self._private = self._in_flight = ""
         self._lock: Lock | None = None
         self._last_end: float | None = None  # of the previous round, by the monotonic clock
-        self._started = bool(self.checkpoints.rounds())
-        if self._started:
+        self.begun = bool(self.checkpoints.rounds())  # has a checkpoint to continue from
+        if self.begun:
             self._read()
         elif trained := max((r["round"] for r in self.recorder.records()), default=0):
             raise self._lost(f", and records of {count(trained, 'round')}")
@@ -170,7 +170,7 @@ class Experiment:
                 )
             self._begin()
             self._last_end = None
-            if not self._started:
+            if not self.begun:
                 with self.config.run.arithmetic():
                     first = self._close(Record(0), 0.0)
                 yield first
@@ -179,11 +179,6 @@ class Experiment:
                 with self.config.run.arithmetic():
                     record = self._one_round()
                 yield record
-
-    @property
-    def begun(self) -> bool:
-        """Whether the run has a checkpoint to continue from (round 0 has one, too)."""
-        return self._started
 
     @property
     def spent(self) -> dict[str, Any]:
@@ -203,7 +198,7 @@ class Experiment:
                 f"attack.name is {self.config.settings['attack']['name']!r}: of the clients, "
                 f"{named or 'none'} lie from round {self.liars.attack.from_round} on"
             )
-        resumes = self._started and self.round < self.config.run.rounds
+        resumes = self.begun and self.round < self.config.run.rounds
         if resumes and (changes := self.recorder.changes(self.round, self._environment)):
             found.append(
                 f"from round {self.round + 1} on, results may differ bitwise from an uninterrupted "
@@ -217,11 +212,11 @@ class Experiment:
         Raises CheckpointError if the run's checkpoints are gone.
         """
         held = self.checkpoints.rounds()
-        if self._started and not held:
+        if self.begun and not held:
             raise self._lost()
-        if held and (not self._started or held[-1] != self.round):
+        if held and (not self.begun or held[-1] != self.round):
             self._read()
-            self._started = True
+            self.begun = True
 
     def result(self) -> Score:
         """Test the chosen round and write result.json.
@@ -459,20 +454,20 @@ class Experiment:
         if self.round < self.config.run.rounds:
             (self.folder / run_folder.RESULT).unlink(missing_ok=True)  # a result of fewer rounds
         self.config.write(self.folder / run_folder.CONFIG)
-        if not self._started or not (self.folder / dataset_info.FILE).exists():
+        if not self.begun or not (self.folder / dataset_info.FILE).exists():
             self.prepared.dataset_info().write(self.folder)
-        last = self.round if self._started else -1
+        last = self.round if self.begun else -1
         self.fleet.rewind(last, self._private)
         if isinstance(self.clock, Asynchronous) and last < self.config.run.rounds:
             self.clock.load(last, self._in_flight)
         self.recorder.rewind(last)
         trust.rewind(self.folder, last)
-        if self._started:
+        if self.begun:
             self._after_checkpoint()  # the process may have been killed before this
-        self._best = self._best_so_far() if self._started else None
+        self._best = self._best_so_far() if self.begun else None
         if last < self.config.run.rounds:  # else there is nothing to train
             changed = None
-            if self._started:  # a changed fleet is noted in the environment
+            if self.begun:  # a changed fleet is noted in the environment
                 before = self.checkpoints.notes(self.round)["config"]
                 changed = difference(
                     before, self.config.settings, except_for=["run.fleet"], diagnostics=True
@@ -522,7 +517,7 @@ class Experiment:
         }
         self.checkpoints.write(self.round, self.server, notes)
         self._after_checkpoint()
-        self._started = True
+        self.begun = True
 
     def _after_checkpoint(self) -> None:
         """Write the ledger of the last checkpoint, and delete the checkpoints not needed now."""

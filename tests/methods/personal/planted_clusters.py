@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_rand_score
 
 from fedshot.core.seeds import Key
@@ -29,11 +30,26 @@ from fedshot.nn.models.backbones import MLP
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
-from fedshot.reports.affinity_plots import affinity_groups, affinity_picture
+from fedshot.reports.affinity_plots import affinity_picture
 
 GROUPS, EACH, CLASSES, SHOT = 3, 4, 3, 10
 CLIENTS = GROUPS * EACH
 TRUTH = [k // EACH for k in range(CLIENTS)]
+
+
+def affinity_groups(q: NDArray[np.float64], groups: int) -> list[int]:
+    """Return each client's group, found by average linkage on the mean of Q_ij and Q_ji.
+
+    The diagonal of `q` [clients, clients], minus infinity, is ignored. Groups are numbered from 0
+    in the order of their first clients.
+    """
+    own = np.eye(len(q), dtype=bool)
+    both = np.where(own, 0.0, q)
+    both = (both + both.T) / 2
+    away = np.where(own, 0.0, both.max() - both)
+    found = AgglomerativeClustering(groups, metric="precomputed", linkage="average").fit(away)
+    number: dict[int, int] = {}
+    return [number.setdefault(int(label), len(number)) for label in found.labels_]
 
 
 def planted() -> tuple[Dataset, Partition]:

@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
-from fedshot.reports.affinity_plots import affinity_groups, affinity_picture
-from methods.personal.planted_clusters import CLIENTS, GROUPS, OTHER, SAME, TRUTH, Play, chosen
+from fedshot.reports.affinity_plots import affinity_picture
+from methods.personal.planted_clusters import (
+    CLIENTS,
+    GROUPS,
+    OTHER,
+    SAME,
+    TRUTH,
+    Play,
+    affinity_groups,
+    chosen,
+)
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from fedshot.core import records, storage
 from fedshot.core.console import warning
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.serialised import short
+from fedshot.core.text import ranges
 from fedshot.deploy.flower.messages import Incoming, WireMessage
 from fedshot.deploy.flower.setup import Setup
 
@@ -382,14 +383,3 @@ def _parse_environment(found: Any) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if fits and isinstance(found, dict) else {}
-
-
-def ranges(clients: Collection[int]) -> str:
-    """Return clients as text such as `0-3, 7`."""
-    runs: list[list[int]] = []
-    for client in sorted(clients):
-        if runs and client == runs[-1][1] + 1:
-            runs[-1][1] = client
-        else:
-            runs.append([client, client])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -61,7 +61,6 @@ class Tracker:
     Args:
         kind: "tensorboard", "wandb" or "mlflow"; None for no tracker.
         folder: folder of the run.
-        name: name of the run.
         settings: the whole configuration, logged with the metrics.
         tell: called with messages for the user.
 
@@ -73,7 +72,6 @@ class Tracker:
         self,
         kind: str | None,
         folder: Path,
-        name: str,
         settings: Settings,
         tell: Callable[[str], None],
     ) -> None:
@@ -86,7 +84,7 @@ class Tracker:
         held = Recorder(folder).records()
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            sink = _SINKS[kind](folder, name, dict(flat(settings)))
+            sink = _SINKS[kind](folder, settings["name"], dict(flat(settings)))
             for record in held:
                 _send(sink, record, self._named)
         except ConfigError:
