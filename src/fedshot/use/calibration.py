@@ -105,7 +105,7 @@ class Calibration:
         if not self.unknown:
             raise ConfigError(
                 f"accept_unknown is {accept_unknown}, but no thresholds were measured, because "
-                f"there are only {self.way} validation classes. Calibrate with a smaller --way."
+                f"there are only {self.way} validation classes. Calibrate with a smaller way."
             )
         if not fit or not accept_unknown < 1:
             shown = ", ".join(str(one.asked) for one in self.unknown)

@@ -94,7 +94,7 @@ class Tracker:
         except Exception as error:  # each package has errors of its own
             raise ConfigError(
                 f"tracker {kind} cannot be opened: {error or type(error).__name__}. Set it up as "
-                "described in its documentation, or omit --tracker."
+                "described in its documentation, or omit the tracker."
             ) from error
         self._sink = sink
 
