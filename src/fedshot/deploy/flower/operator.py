@@ -146,6 +146,8 @@ class Operator:
             run_id = self._start()
             token = self._acquire(run_id)
         except httpx.HTTPStatusError as error:
+            if not _is_final(error):
+                raise self._gone(error) from None
             raise ConfigError(
                 f"the server at {self.address} refuses to start a run "
                 f"({error.response.status_code}). Use the folder of that server, as its owner."
@@ -217,7 +219,7 @@ class Operator:
                 if got.token and got.task.run_id == run_id:
                     return str(got.token)
                 time.sleep(0.0 if got.token else 0.1)
-        raise ConfigError(
+        raise ServerGoneError(
             f"the server at {self.address} does not assign the run's task. Restart it."
         )
 
