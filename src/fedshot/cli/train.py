@@ -23,7 +23,7 @@ from fedshot.config.settings import Settings, parse
 from fedshot.config.validation import value_of
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError
-from fedshot.core.text import long_names
+from fedshot.core.text import long_names, typed
 from fedshot.protocol.method import TEST_ROUNDS
 from fedshot.runs import run_folder
 from fedshot.runs.experiment import Experiment
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
 def config_to_resume(options: argparse.Namespace, folder: Path, chosen: Config) -> Config:
     """Return the configuration with which to resume the run in `folder`: see `resumed`."""
-    fix = f"Go on with `fedshot resume {folder}`, or `--resume`; or choose another --name"
+    fix = f"Go on with `fedshot resume {typed(folder)}`, or `--resume`; or choose another --name"
     return resumed(folder, chosen, resume=options.resume, fix=fix)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -123,6 +124,16 @@ def count(n: int, one: str, many: str | None = None) -> str:
 def natural(text: str) -> int | None:
     """Return the number that 1 to 18 decimal digits of ASCII stand for; None for other text."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
+def typed(path: Path | str) -> str:
+    """Return a path as it is typed in a command.
+
+    >>> typed(Path("my runs/a")), typed(Path("-runs/a"))
+    ("'my runs/a'", './-runs/a')
+    """
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def long_names(text: str) -> list[str]:

@@ -43,6 +43,7 @@ from flwr.superlink.grid import HttpGrid
 
 from fedshot.core.errors import ConfigError, ServerGoneError
 from fedshot.core.serialised import LIMITS, Limits
+from fedshot.core.text import typed
 from fedshot.deploy.flower.server_folder import split_address
 from fedshot.deploy.flower.superlink import TOKEN_HEADER
 from fedshot.deploy.flower.wire import limit_responses, silence_flower, tls_error, without_proxy
@@ -196,7 +197,8 @@ class Operator:
             raise ConfigError(
                 f"the certificate of the server at {self.address} is not trusted: {cause}. Make "
                 "one for the address that it listens on and for every name that nodes use, "
-                f"with `fedshot flower keys --server ADDRESS NAME... --folder {self.ca.parent}`, "
+                "with `fedshot flower keys --server ADDRESS NAME... --folder "
+                f"{typed(self.ca.parent)}`, "
                 "and restart the server."
             ) from None
 
