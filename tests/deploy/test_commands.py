@@ -264,16 +264,23 @@ def test_a_run_that_never_began_leaves_nothing_to_resume(
         assert flower_runs.Deployment.read(folder).life == later + 5
 
 
-def test_a_node_that_ends_while_it_is_waited_for_ends_the_waiting(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "retryable"), [("exit(2)", False), ("kill(getpid(), 9)", True)])
+def test_a_node_that_ends_while_it_is_waited_for_ends_the_waiting(
+    end: str, retryable: bool, tmp_path: Path
+) -> None:
+    """A node that refuses would refuse again; one that was killed for lack of memory may not."""
+
     class Nobody:
         def missing(self, clients: list[int]) -> list[int]:
             return clients
 
     with Children() as children:
-        words = [sys.executable, "-c", "raise SystemExit('its data are of another deal')"]
+        program = f"from os import *; print('its data are of another deal', flush=True); {end}"
+        words = [sys.executable, "-c", program]
         children.start("node-0", words, tmp_path / "node-0.log")
-        with pytest.raises(ChildError, match=r"node-0 has ended(.|\n)*of another deal"):
+        with pytest.raises(ChildError, match=r"node-0 has ended(.|\n)*of another deal") as told:
             flower_runs.wait_for_clients(Nobody(), [0], 60.0, print, children.check)  # type: ignore[arg-type]
+        assert told.value.retryable == retryable
 
 
 def test_plain_text_stays_on_this_machine_unless_told_otherwise() -> None:

@@ -21,11 +21,16 @@ from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-from fedshot.core.errors import BusyError, ConfigError
+from fedshot.core.errors import BusyError, ConfigError, FedshotError
 from fedshot.core.locks import only_one
 from fedshot.core.serialised import CodecError, Limits
 from fedshot.deploy.flower import node as nodes
-from fedshot.deploy.flower.connection import Connection, ConnectionLostError, UnreadableError
+from fedshot.deploy.flower.connection import (
+    Connection,
+    ConnectionLostError,
+    RejectedError,
+    UnreadableError,
+)
 from fedshot.deploy.flower.keys import Signer, Verifier, make_server_keys, new_key
 from fedshot.deploy.flower.messages import COMMON, WireMessage, read_message
 from fedshot.deploy.flower.node import NodeLoop
@@ -321,7 +326,22 @@ def test_what_is_no_response_of_flowers_is_a_server_that_is_away(tmp_path: Path)
     assert link(tmp_path, content=nothing, headers={"content-length": "0"}).pull() is None
 
 
+@pytest.mark.parametrize(("status", "retryable"), [(503, True), (403, False)])
+def test_a_server_that_is_busy_may_start_the_run_later(
+    status: int, retryable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(self: Operator) -> int:
+        request = httpx.Request("POST", "http://127.0.0.1:1")
+        raise httpx.HTTPStatusError("no", request=request, response=httpx.Response(status))
+
+    monkeypatch.setattr(Operator, "_start", start)
+    with pytest.raises(FedshotError) as told, Operator("127.0.0.1:1", "", None).grid():
+        pass
+    assert told.value.retryable == retryable
+
+
 def test_who_is_not_let_in_hears_of_keys_and_clocks(tmp_path: Path) -> None:
     made = link(tmp_path, 401, content=b"Invalid SuperNode authentication")
-    with pytest.raises(ConfigError, match=r"does not know this node's key, or the clocks.*NTP"):
+    with pytest.raises(RejectedError, match=r"does not know this node's key.*NTP") as told:
         made.open()
+    assert told.value.retryable, "a service starts the node again until it is admitted"

@@ -122,3 +122,18 @@ def test_what_a_method_can_do_is_read_as_its_traits() -> None:
             ):
                 found[named(path)] = found.get(named(path), 0) + 1
     assert found == allowed
+
+
+def test_errors_of_what_python_can_call_do_not_name_options_of_the_command_line_alone() -> None:
+    found = [
+        f"{named(path)}: {text}"
+        for path, tree in trees().items()
+        if not {"cli", "deploy", "recipes"} & {*path.parts}
+        and named(path) != "config/load.py"  # it reads the words of the command line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise) and node.exc is not None
+        for text in [ast.unparse(node.exc)]
+        if re.search(r"(?<!\S)--[a-z]", re.sub(r"`fedshot [^`]*`", "", text))
+        and "in Python" not in text
+    ]
+    assert not found

@@ -387,5 +387,7 @@ def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"pip install 'fedshot\[optuna\]'"):
         optuna_search.require_optuna()
-    with pytest.raises(ConfigError, match="--optuna needs optuna, which is not installed"):
+    with pytest.raises(
+        ConfigError, match="a sweep with Optuna needs optuna, which is not installed"
+    ):
         swept(tmp_path, optuna=2).check()

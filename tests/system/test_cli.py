@@ -228,6 +228,14 @@ def test_data_show_takes_a_name_and_needs_no_model_that_fits(
         ("export --run b --to", "argument --to: expected one argument\n"),
         ("export --run b -- --too", "required: --to\n"),
         ("flower partition --data.name digits", "required: --to\n"),
+        (
+            "resume -runs/x",
+            "required: folder. A path that begins with a dash needs ./ in front: ./-runs/x",
+        ),
+        (
+            "run --out -runs",
+            "expected one argument. A path that begins with a dash needs ./ in front: ./-runs",
+        ),
     ],
 )
 def test_a_slip_in_an_option_that_is_needed_is_named(

@@ -129,7 +129,7 @@ def test_what_passes_by_itself_has_a_code_of_its_own(
     assert "another process is training" in capsys.readouterr().err
     few = {"run": {"unreliable": {"drop": 1.0}, "below_quorum": "stop"}}
     assert main(words(tmp_path, few)) == 75
-    assert "in your own file for --resume" in capsys.readouterr().err
+    assert "in your own settings, and resume the run" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no process locks files so there")

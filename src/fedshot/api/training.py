@@ -22,6 +22,7 @@ from fedshot.config.settings import Settings
 from fedshot.core import shutdown
 from fedshot.core.console import log_shown, tell
 from fedshot.core.errors import ConfigError, as_path
+from fedshot.core.text import typed
 from fedshot.data.class_split import random_shares
 from fedshot.data.dataset import Dataset
 from fedshot.evaluation.episodic_test import Score
@@ -161,7 +162,7 @@ def check_here_trained(folder: Path) -> None:
     if (folder / run_folder.NODES).exists():
         raise ConfigError(
             f"the clients of the run {folder} are on Flower nodes. Continue it with `fedshot "
-            f"resume {folder}`, or choose another name."
+            f"resume {typed(folder)}`, or choose another name."
         )
 
 

@@ -6,7 +6,7 @@ import argparse
 import errno
 import importlib
 import os
-import shlex
+import re
 import signal
 import sys
 import threading
@@ -22,7 +22,7 @@ from fedshot.core import shutdown
 from fedshot.core.console import at_level, log_shown, print_in_any_encoding, set_log, tell
 from fedshot.core.errors import ConfigError, FedshotError, nearest
 from fedshot.core.extras import require, unusable
-from fedshot.core.text import long_names
+from fedshot.core.text import long_names, typed
 
 REFUSED, AGAIN, INTERRUPTED = 2, 75, 130
 _SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
@@ -142,7 +142,15 @@ def _not_taken(options: argparse.Namespace, rest: Sequence[str]) -> str:
     """Return an error message for the unknown words `rest`, with a suggested option."""
     known = long_names(options.parser.format_help())
     hint = nearest(_first_option(rest), known)
-    return f"{options.command} does not take {' '.join(rest)!r}. {hint}"
+    return f"{options.command} does not take {' '.join(rest)!r}. {_on_dashes(rest) or hint}"
+
+
+def _on_dashes(words: Sequence[str]) -> str:
+    """Return how to write the first word that begins with one dash, as a path may; "" if none."""
+    dashed = next((word for word in words if re.match("-[^-0-9].", word)), None)
+    return (
+        f"A path that begins with a dash needs ./ in front: {typed(Path(dashed))}" if dashed else ""
+    )
 
 
 def _first_option(words: Iterable[str], known: Sequence[str] = ()) -> str:
@@ -202,8 +210,8 @@ def _how_to_continue(options: argparse.Namespace) -> str:
     if options.command == "sweep":
         return "the same command continues with the unfinished points"
     data = getattr(options, "data_dir", None)  # not recorded in the run's folder
-    words = ["fedshot", "resume", str(folder), *(["--data-dir", data] if data else [])]
-    return f"go on with `{shlex.join(words)}`"
+    also = f" --data-dir {typed(Path(data))}" if data else ""
+    return f"go on with `fedshot resume {typed(folder)}{also}`"
 
 
 def _is_begun(folder: Path, command: str) -> bool:
@@ -242,7 +250,8 @@ class _Parser(argparse.ArgumentParser):
             known = long_names(self.format_help())
             slip = _first_option(self._asked, known)
             message += f". There is no {slip}. {nearest(slip, known)}" if slip else ""
-        super().error(message)
+        hint = _on_dashes(self._asked)
+        super().error(f"{message}. {hint}" if hint else message)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -24,7 +24,7 @@ from fedshot.config.settings import Settings
 from fedshot.config.validation import value_of
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError
-from fedshot.core.text import long_names
+from fedshot.core.text import long_names, typed
 from fedshot.evaluation.episodic_test import Score, far_below
 from fedshot.protocol.method import TEST_ROUNDS
 from fedshot.reports.significance import ComparisonRow, compare
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 def config_to_resume(options: argparse.Namespace, folder: Path, chosen: Config) -> Config:
     """Return the configuration with which to resume the run in `folder`: see `resumed`."""
-    fix = f"Go on with `fedshot resume {folder}`, or `--resume`; or choose another --name"
+    fix = f"Go on with `fedshot resume {typed(folder)}`, or `--resume`; or choose another --name"
     return resumed(folder, chosen, resume=options.resume, fix=fix)
 
 

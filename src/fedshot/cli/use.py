@@ -18,7 +18,7 @@ from fedshot.core import storage
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.extras import require
-from fedshot.core.text import count, other_kinds
+from fedshot.core.text import count, other_kinds, typed
 from fedshot.use.calibration import Calibration, store
 from fedshot.use.card import card_facts
 from fedshot.use.classifier import FewShotClassifier
@@ -62,7 +62,7 @@ def predict(options: argparse.Namespace) -> int:
     if classifier.calibration_ is None and not options.quiet:
         tell(
             f"{options.run} is not calibrated: the model's own probabilities are usually too high "
-            f"or too low. `fedshot calibrate {options.run}` calibrates them."
+            f"or too low. `fedshot calibrate {typed(options.run)}` calibrates them."
         )
     elif not options.quiet:
         tell(_trust(classifier))

@@ -45,10 +45,9 @@ class BusyError(CheckpointError):
 
 
 class BuildError(FedshotError):
-    """C kernels that could not be built: the compiler was killed, or lacked memory, disk or time.
+    """C kernels not built now: the compiler was killed, or lacked memory, disk or time."""
 
-    `retryable` is False: if memory never suffices, a supervisor would restart the run forever.
-    """
+    retryable = True
 
 
 class QuorumError(FedshotError):

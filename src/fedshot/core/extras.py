@@ -31,7 +31,7 @@ def require(extra: str, purpose: str, *packages: str) -> None:
 
     Args:
         extra: name of the extra, a key of `PACKAGES`.
-        purpose: what needs the packages, such as "--to onnx"; the subject of the error message.
+        purpose: what needs the packages, such as "an export to ONNX"; the subject of the error.
         packages: the packages of the extra that are needed; by default all.
     """
     missing = [name for name in packages or PACKAGES[extra] if not _installed(name)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -138,6 +139,16 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([n, n])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def typed(path: Path | str) -> str:
+    """Return a path as it is typed in a command.
+
+    >>> typed(Path("my runs/a")), typed(Path("-runs/a"))
+    ("'my runs/a'", './-runs/a')
+    """
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def long_names(text: str) -> list[str]:

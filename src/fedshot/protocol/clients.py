@@ -159,7 +159,7 @@ class Clients:
             raise DivergenceError(
                 text,
                 "Values that are not finite or too large mean that training diverges: lower the "
-                "step sizes, in a new run under another --name.",
+                "step sizes, in a new run under another name.",
             )
         faults = outcome.faults.values()
         if faults and not outcome.accepted and all(fault.malformed for fault in faults):
@@ -171,7 +171,7 @@ class Clients:
         raise QuorumError(
             text,
             "To continue, lower run.quorum, or set run.below_quorum to 'skip', in the run's "
-            "config.yaml for `fedshot resume`, or in your own file for --resume.",
+            "config.yaml or in your own settings, and resume the run.",
         )
 
 

@@ -26,7 +26,7 @@ _FILE = "optuna.log"
 
 def require_optuna() -> Any:
     """Return the package optuna. Raises ConfigError if it is not installed."""
-    require("optuna", "--optuna")
+    require("optuna", "a sweep with Optuna")
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -216,8 +216,9 @@ class Sweep:
             raise ConfigError("random and optuna exclude each other. Leave one of them out.")
         if not self.spaces:
             raise ConfigError(
-                "a sweep needs an option with several values, such as method.optimizer.lr with "
-                "1e-3 and 3e-3: --set method.optimizer.lr=1e-3,3e-3."
+                "a sweep needs an option with several values, such as "
+                "--set method.optimizer.lr=1e-3,3e-3 (in Python, "
+                "over={'method.optimizer.lr': [1e-3, 3e-3]})."
             )
         for path, space in self.spaces.items():
             _check_space(path, space, self.random or self.optuna)

@@ -16,7 +16,7 @@ from fedshot.config.settings import Settings
 from fedshot.core import records
 from fedshot.core.errors import CheckpointError, as_path
 from fedshot.core.records import Whole
-from fedshot.core.text import distinct, joined, printable
+from fedshot.core.text import distinct, joined, printable, typed
 from fedshot.fleets.meter import LedgerLine
 from fedshot.runs import dataset_info, run_folder
 from fedshot.runs.recorder import ENVIRONMENT, Recorder, Round, changed, read_environment
@@ -251,7 +251,7 @@ def _result(path: Path, settings: Settings) -> dict[str, Any] | None:
     """Return the content of result.json; None if missing, or if run.rounds was raised since."""
     if not path.exists():
         return None
-    fix = f"Resume the run with `fedshot resume {path.parent}`, which rewrites the file"
+    fix = f"Resume the run with `fedshot resume {typed(path.parent)}`, which rewrites the file"
     found: dict[str, Any] = records.read(path, ResultJson, fix)
     planned = settings.get("run", {}).get("rounds", 0)
     return found if found.get("rounds", planned) >= planned else None
@@ -261,7 +261,8 @@ def _ledger(path: Path, result: Mapping[str, Any] | None) -> list[dict[str, Any]
     """Return the lines of the communication log and of the test; [] if there is no log."""
     if not path.exists():
         return []
-    fix = f"`fedshot resume {path.parent}` rewrites it; without the file, the report leaves it out"
+    again = f"`fedshot resume {typed(path.parent)}` rewrites it"
+    fix = f"{again}; without the file, the report leaves it out"
     lines: list[dict[str, Any]] = records.read(path, list[LedgerLine], fix)
     asked = [line | {"phase": "test"} for line in (result or {}).get("ledger", [])]
     return [{key: line[key] for key in _LEDGER} for line in [*lines, *asked]]

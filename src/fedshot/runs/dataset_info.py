@@ -21,6 +21,7 @@ from typing_extensions import TypedDict
 from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError
 from fedshot.core.records import Whole
+from fedshot.core.text import typed
 from fedshot.data.dataset import Dataset, Kind
 from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.tokens import Tokens
@@ -162,7 +163,7 @@ class DatasetInfo:
         info = _read(folder)
         if info is None:
             raise CheckpointError(
-                f"{folder} has lost its {FILE}. Run `fedshot resume {folder}` where its data is "
+                f"{folder} has lost its {FILE}. Run `fedshot resume {typed(folder)}` where its data is "
                 "available, which rewrites the file."
             )
         known: dict[str, Any] = {

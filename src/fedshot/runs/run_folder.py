@@ -38,8 +38,8 @@ def check(folder: Path) -> None:
         return
     if begun(folder):
         raise CheckpointError(
-            f"{folder} has lost its {CONFIG}. Restore it from a copy, or repeat the command that "
-            "started the run, with its settings and `--resume`."
+            f"{folder} has lost its {CONFIG}. Restore it from a copy, or resume the run with the "
+            "command or call that started it."
         )
     raise CheckpointError(
         f"{folder} holds no run: it has no {CONFIG}. Name a folder that `fedshot run` wrote."

@@ -17,6 +17,7 @@ from fedshot.core import records, storage
 from fedshot.core.errors import ConfigError
 from fedshot.core.locks import locked
 from fedshot.core.records import Finite, Share, Whole
+from fedshot.core.text import typed
 from fedshot.use.confidence import End, Interval, Signal, Unknown, signals
 from fedshot.use.trained import TrainedRun
 
@@ -105,7 +106,7 @@ class Calibration:
         if not self.unknown:
             raise ConfigError(
                 f"accept_unknown is {accept_unknown}, but no thresholds were measured, because "
-                f"there are only {self.way} validation classes. Calibrate with a smaller --way."
+                f"there are only {self.way} validation classes. Calibrate with a smaller way."
             )
         if not fit or not accept_unknown < 1:
             shown = ", ".join(str(one.asked) for one in self.unknown)
@@ -140,7 +141,7 @@ def stored(folder: Path) -> list[Calibration]:
     path = folder / FILE
     if not path.exists():
         return []
-    fix = f"Delete it and run `fedshot calibrate {folder}` again"
+    fix = f"Delete it and run `fedshot calibrate {typed(folder)}` again"
     return [_entry(entry) for entry in records.read(path, _Entries, fix)["calibrations"]]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedshot import __version__
 from fedshot.core import records
+from fedshot.core.text import typed
 from fedshot.data.example_inputs import Pictures
 from fedshot.data.sources.publishers import LICENCES, NO_LICENCE, VECTORS
 from fedshot.nn.models.module_backbone import ModuleBackbone
@@ -47,7 +48,7 @@ def result_of(run: TrainedRun) -> dict[str, Any] | None:
     if not path.exists():
         return None
     found: dict[str, Any] = records.read(
-        path, ResultJson, f"`fedshot resume {run.folder}` writes it again"
+        path, ResultJson, f"`fedshot resume {typed(run.folder)}` writes it again"
     )
     return found if found.get("round") == run.round else None
 

@@ -23,6 +23,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from fedshot.core.errors import CheckpointError, ConfigError, DataError, InputError, as_path
+from fedshot.core.text import typed
 from fedshot.data.dataset import check_spellings
 from fedshot.use.calibration import Calibration, CalibrationWarning, calibration_of
 from fedshot.use.inputs import Inputs, joined
@@ -293,7 +294,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if found is None:
             raise ConfigError(
                 f"accept_unknown is {self.accept_unknown}, which needs a calibration. Run `fedshot "
-                f"calibrate {self.run}`{'' if self.calibrated else ', and leave calibrated on'}."
+                f"calibrate {typed(self.run)}`"
+                f"{'' if self.calibrated else ', and leave calibrated on'}."
             )
         found.at(self.accept_unknown)
 
@@ -309,7 +311,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         fix = (
             "Give the same number of examples of each class"
             if same
-            else f"Run `fedshot calibrate {self.run} --way {way} --shot {shot}{client}`"
+            else f"Run `fedshot calibrate {typed(self.run)} --way {way} --shot {shot}{client}`"
         )
         warnings.warn(
             f"the threshold for {self.unknown_label!r} was measured on {found.way}-way "

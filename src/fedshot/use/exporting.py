@@ -113,8 +113,7 @@ def _check_card(path: Path) -> None:
     """Raise ConfigError if the model card would replace another README."""
     if path.exists() and CARD not in path.read_text(encoding="utf-8", errors="replace"):
         raise ConfigError(
-            f"{path} exists and is not the model card of an earlier export. Choose another folder "
-            "with --out."
+            f"{path} exists and is not the model card of an earlier export. Choose another folder."
         )
 
 
@@ -140,7 +139,7 @@ def _earlier(folder: Path, file: str, weights: str) -> dict[str, Any]:
     if others:
         raise ConfigError(
             f"{folder} holds {' and '.join(others)} of another encoder, which the new model card "
-            "would not describe. Choose another folder with --out, or remove them."
+            "would not describe. Choose another folder, or remove them."
         )
     return {}
 
@@ -237,7 +236,7 @@ def _torch_export(module: Encoder, traced: tuple[Tensor, ...]) -> Any:
 
 
 def _onnx(module: Encoder, traced: tuple[Tensor, ...]) -> Any:
-    require("onnx", "--to onnx")
+    require("onnx", "an export to ONNX")
     import onnxruntime
 
     names = list(_dynamic(module))

@@ -78,13 +78,13 @@ def measure(
     if way > len(classes) or way < 2:
         raise ConfigError(
             f"way is {way}, but there are {len(classes)} validation classes; expected 2 to "
-            f"{len(classes)}. Pass --way."
+            f"{len(classes)}. Choose another way."
         )
     most = run.method.traits.max_test_way
     if most is not None and way > most:
         raise ConfigError(
             f"way is {way}; expected at most {most}, the number of outputs of this run's head. "
-            "Pass --way."
+            "Choose a smaller way."
         )
     if client is not None:
         run.check_client(client)

@@ -20,6 +20,7 @@ from fedshot.core import tree
 from fedshot.core.devices import CPU
 from fedshot.core.errors import CheckpointError, ConfigError, DataError, as_path
 from fedshot.core.seeds import Key
+from fedshot.core.text import typed
 from fedshot.core.tree import Tree
 from fedshot.data.dataset import Features
 from fedshot.data.encoders.encoded import features_of
@@ -66,7 +67,7 @@ class TrainedRun:
         rounds = self.checkpoints.rounds()
         if not rounds:
             raise CheckpointError(
-                f"{self.folder} has no checkpoint yet. Run `fedshot resume {self.folder}`."
+                f"{self.folder} has no checkpoint yet. Run `fedshot resume {typed(self.folder)}`."
             )
         last = self.checkpoints.notes(rounds[-1])
         self.trained_rounds: int = rounds[-1]

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from fedshot.core.errors import DataError, nearest
+from fedshot.core.text import typed
 from fedshot.data.dataset import Dataset, Ints, Pixels, check_classes
 from fedshot.data.files import pickled
 from fedshot.data.files.archives import Archive, opened
@@ -64,7 +65,7 @@ class CifarFiles(Source):
             raise DataError(
                 f"{name}: {folder} holds neither {known[0]} nor a zip or folders of PNG files. Put "
                 f"the file {known[0]} into {folder}, or run `fedshot data get {name} --data-dir "
-                f"{folder.parent}`."
+                f"{typed(folder.parent)}`."
             )
         return folder, cached(name, [place], {}, partial(_build, place, name, names))
 

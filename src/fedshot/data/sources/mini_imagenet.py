@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedshot.core.errors import DataError
 from fedshot.core.ranges import SmallSide
+from fedshot.core.text import typed
 from fedshot.data.dataset import Dataset
 from fedshot.data.files.archives import Archive, opened
 from fedshot.data.files.cache import Labels, Put, cached
@@ -60,7 +61,8 @@ class ImageNetSubset(Source):
             return folder
         raise DataError(
             f"{source}: {folder} holds no images. Put one zip of them there, or a folder for each "
-            f"class; `fedshot data get {source} --data-dir {folder.parent}` says where to get them."
+            f"class; `fedshot data get {source} --data-dir {typed(folder.parent)}` "
+            "says where to get them."
         )
 
     def put_images(

@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedshot.core.errors import DataError
+from fedshot.core.text import typed
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Pixels, check_classes
 from fedshot.data.files.bounded import naming_damage, unzipped
@@ -46,7 +47,8 @@ class Mnist(Source):
             raise DataError(
                 f"{self.name}: {folder} holds no half of the set. Put "
                 f"train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz there, or the two of "
-                f"t10k; `fedshot data get {self.name} --data-dir {folder.parent}` fetches them."
+                f"t10k; `fedshot data get {self.name} --data-dir {typed(folder.parent)}` "
+                "fetches them."
             )
         build = partial(_build, files, self.names)
         dataset = cached(self.name, [path for pair in files.values() for path in pair], {}, build)

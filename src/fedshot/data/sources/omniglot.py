@@ -18,6 +18,7 @@ from PIL import Image
 
 from fedshot.core.errors import DataError
 from fedshot.core.ranges import SmallSide
+from fedshot.core.text import typed
 from fedshot.data.dataset import Dataset, Pixels
 from fedshot.data.files.archives import Archive, opened
 from fedshot.data.files.cache import Labels, Put, cached
@@ -81,7 +82,7 @@ def _place(folder: Path, half: str) -> Path:
             return path
     raise DataError(
         f"omniglot: {folder / half}.zip is missing. Put the file {half}.zip into {folder}, or run "
-        f"`fedshot data get omniglot --data-dir {folder.parent}`."
+        f"`fedshot data get omniglot --data-dir {typed(folder.parent)}`."
     )
 
 

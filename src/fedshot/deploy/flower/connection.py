@@ -67,6 +67,12 @@ class ConnectionLostError(Exception):
     """The server cannot be reached at the moment."""
 
 
+class RejectedError(ConfigError):
+    """The server does not admit this node now; it may later, with the same key."""
+
+    retryable = True
+
+
 class UnreadableError(CodecError):
     """A received message is invalid; `outline` is its metadata, needed to reply."""
 
@@ -128,7 +134,8 @@ class Connection:
         """Activate the node at the server; return its node id.
 
         Raises:
-            ConfigError: the server does not know the key, or its certificate is not trusted.
+            RejectedError: the server does not admit the node.
+            ConfigError: the server's certificate is not trusted.
             ConnectionLostError: the server cannot be reached.
         """
         if not self._secure:
@@ -145,7 +152,7 @@ class Connection:
         except httpx.HTTPStatusError as error:
             number = self._last_number()  # after a crash, the server may count the node as active
             if number == 0 or not self._send_heartbeat(number):
-                raise ConfigError(
+                raise RejectedError(
                     "the server does not know this node's key, or the clocks of both differ by "
                     "more than a few seconds, or a node with this key was connected in the last "
                     "20 seconds. Copy its .pub file into the server's folder of nodes, set the "

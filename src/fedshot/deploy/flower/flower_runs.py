@@ -21,6 +21,7 @@ from fedshot.core import records, storage, tree
 from fedshot.core.errors import AbsentError, ConfigError
 from fedshot.core.machine import keep_freed_memory
 from fedshot.core.records import Whole
+from fedshot.core.text import typed
 from fedshot.deploy.flower.data_files import ServerTestRun
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.keys import Signer
@@ -85,7 +86,7 @@ class Deployment(NamedTuple):
         if not (folder / NODES).exists():
             raise ConfigError(
                 f"the clients of {folder} are on this machine. Resume the run with `fedshot "
-                f"resume {folder}`, or choose another --name."
+                f"resume {typed(folder)}`, or choose another --name."
             )
         begun = Deployment.read(folder)
         if (bool(begun.server), begun.nodes) != (bool(self.server), self.nodes):

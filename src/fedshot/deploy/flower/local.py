@@ -128,8 +128,8 @@ def start_server(
     Raises ChildError if the server does not start, ConfigError if the port is taken or the
     certificate is for another host.
     """
-    check_free(host, port)  # before server.json announces the server
     command = server_folder.command(host, port, secure=secure, limits=limits)
+    check_free(host, port)  # before server.json announces the server
     env = {
         TOKEN: server_folder.token(),
         "FLWR_HOME": str(server_folder.folder / "flwr"),
@@ -141,7 +141,7 @@ def start_server(
     until = time.monotonic() + _START_SECONDS
     while not operator.ready():
         if child.ended or time.monotonic() > until:
-            raise ChildError(f"the server did not start. Its log ends with:\n{child.tail}")
+            raise ChildError(child, "the server did not start. Its log ends with")
         time.sleep(0.1)
     if secure:
         for text in operator.register(load_public_keys(server_folder.nodes)):

@@ -43,6 +43,7 @@ from flwr.superlink.grid import HttpGrid
 
 from fedshot.core.errors import ConfigError, ServerGoneError
 from fedshot.core.serialised import LIMITS, Limits
+from fedshot.core.text import typed
 from fedshot.deploy.flower.server_folder import split_address
 from fedshot.deploy.flower.superlink import TOKEN_HEADER
 from fedshot.deploy.flower.wire import limit_responses, silence_flower, tls_error, without_proxy
@@ -146,6 +147,8 @@ class Operator:
             run_id = self._start()
             token = self._acquire(run_id)
         except httpx.HTTPStatusError as error:
+            if not _is_final(error):
+                raise self._gone(error) from None
             raise ConfigError(
                 f"the server at {self.address} refuses to start a run "
                 f"({error.response.status_code}). Use the folder of that server, as its owner."
@@ -194,7 +197,8 @@ class Operator:
             raise ConfigError(
                 f"the certificate of the server at {self.address} is not trusted: {cause}. Make "
                 "one for the address that it listens on and for every name that nodes use, "
-                f"with `fedshot flower keys --server ADDRESS NAME... --folder {self.ca.parent}`, "
+                "with `fedshot flower keys --server ADDRESS NAME... --folder "
+                f"{typed(self.ca.parent)}`, "
                 "and restart the server."
             ) from None
 
@@ -217,7 +221,7 @@ class Operator:
                 if got.token and got.task.run_id == run_id:
                     return str(got.token)
                 time.sleep(0.0 if got.token else 0.1)
-        raise ConfigError(
+        raise ServerGoneError(
             f"the server at {self.address} does not assign the run's task. Restart it."
         )
 

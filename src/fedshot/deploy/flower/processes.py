@@ -67,6 +67,10 @@ class Child:
 class ChildError(FedshotError):
     """A child process did not start, or has ended unexpectedly."""
 
+    def __init__(self, child: Child, text: str) -> None:
+        super().__init__(f"{text}:\n{child.tail}")
+        self.retryable = child.process.poll() != 2  # 2: it would refuse again
+
 
 class Children:
     """Child processes that are stopped together, in reverse order of their start."""
@@ -85,9 +89,7 @@ class Children:
         """Raise ChildError, with the end of its log, if a process has ended."""
         for child in self.all:
             if child.ended:
-                raise ChildError(
-                    f"{child.name} has ended. Its log, {child.log}, ends with:\n{child.tail}"
-                )
+                raise ChildError(child, f"{child.name} has ended. Its log, {child.log}, ends with")
 
     def __enter__(self) -> Children:
         return self

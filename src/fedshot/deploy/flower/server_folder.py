@@ -25,7 +25,7 @@ from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.records import Whole
 from fedshot.core.serialised import Limits
-from fedshot.core.text import natural
+from fedshot.core.text import natural, typed
 
 CA, CERTIFICATE, KEY = "ca.pem", "server.pem", "server.key"
 _TOKEN = re.compile(rb"[0-9a-f]{64}")
@@ -83,7 +83,7 @@ class ServerFolder:
         if not path.exists():
             raise ConfigError(
                 f"{self.folder} is not a server folder: it has no server.json. Start the server "
-                f"with `fedshot flower server --folder {self.folder}`."
+                f"with `fedshot flower server --folder {typed(self.folder)}`."
             )
         fix = "Restart the server, which writes it again"
         try:
@@ -111,7 +111,8 @@ class ServerFolder:
             if not (self.folder / name).exists():
                 raise ConfigError(
                     f"{self.folder / name} does not exist. Make it with `fedshot flower keys "
-                    f"--server {host} --folder {self.folder}`; or use --insecure, on loopback or "
+                    f"--server {host} --folder {typed(self.folder)}`; or use --insecure, on "
+                    "loopback or "
                     "if the network itself is safe."
                 )
         return [

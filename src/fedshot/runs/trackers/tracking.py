@@ -16,6 +16,7 @@ from fedshot.config.schema import not_honest
 from fedshot.config.settings import Settings, flat
 from fedshot.core.errors import ConfigError, check_word
 from fedshot.core.extras import require
+from fedshot.core.text import typed
 from fedshot.evaluation.episodic_test import Score
 from fedshot.runs.recorder import Record, Recorder
 from fedshot.runs.trackers.mlflow import MLflow
@@ -92,7 +93,7 @@ class Tracker:
         except Exception as error:  # each package has errors of its own
             raise ConfigError(
                 f"tracker {kind} cannot be opened: {error or type(error).__name__}. Set it up as "
-                "described in its documentation, or omit --tracker."
+                "described in its documentation, or omit the tracker."
             ) from error
         self._sink = sink
 
@@ -124,7 +125,8 @@ class Tracker:
             self._sink = None
             self._tell(
                 f"tracker {self._kind} failed and receives nothing more ({error}); training "
-                f"continues. `fedshot resume {self._folder} --tracker {self._kind}` sends the rest"
+                f"continues. `fedshot resume {typed(self._folder)} --tracker {self._kind}` "
+                "sends the rest"
             )
 
 
