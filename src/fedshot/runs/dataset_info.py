@@ -163,8 +163,8 @@ class DatasetInfo:
         info = _read(folder)
         if info is None:
             raise CheckpointError(
-                f"{folder} has lost its {FILE}. Run `fedshot resume {typed(folder)}` where its data is "
-                "available, which rewrites the file."
+                f"{folder} has lost its {FILE}. Run `fedshot resume {typed(folder)}` where its "
+                "data is available, which rewrites the file."
             )
         known: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
