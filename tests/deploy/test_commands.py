@@ -16,12 +16,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from fedshot.cli.main import main
 from fedshot.config.load import Config
 from fedshot.core.errors import AbsentError, BusyError, CheckpointError, ConfigError
-from fedshot.core.serialised import Limits
+from fedshot.core.serialised import CodecError, Limits
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 from fedshot.cli import flower
@@ -385,6 +386,37 @@ def test_no_python_file_of_the_working_folder_is_run_by_what_is_started(tmp_path
         done = subprocess.run(code, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert "site-packages" in done.stdout
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        httpx.ConnectError("all attempts failed"),
+        httpx.ReadTimeout("timed out"),
+        httpx.HTTPStatusError(
+            "500 Internal Server Error",
+            request=httpx.Request("POST", "https://here"), response=httpx.Response(500),
+        ),
+        CodecError("a response of 9999999 bytes"),
+    ],
+)  # fmt: skip
+def test_a_server_that_cannot_register_its_nodes_ends_with_the_reason(
+    error: Exception,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def register(_: Any) -> None:
+        raise error
+
+    make_server_keys(tmp_path, ["127.0.0.1"])
+    idle = [sys.executable, "-c", "print('it listens', flush=True); input()"]
+    monkeypatch.setattr(ServerFolder, "command", lambda *_, **__: idle)
+    operator = SimpleNamespace(ready=lambda: True, register=register)
+    monkeypatch.setattr(local, "operator_of", lambda _: operator)
+    assert main(["flower", "server", "--folder", str(tmp_path), "--port", str(free_port())]) == 75
+    said = capsys.readouterr().err
+    assert f"the server did not register the nodes: {error}. Start it again" in said
 
 
 def test_a_server_whose_folder_was_deleted_and_made_anew_ends(

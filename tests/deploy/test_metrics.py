@@ -23,6 +23,7 @@ from fedshot.deploy.flower import local, metrics
 from fedshot.deploy.flower.keys import make_server_keys
 from fedshot.deploy.flower.messages import WireMessage
 from fedshot.deploy.flower.metrics import NodeMetrics, RunMetrics, ServerMetrics, serving
+from fedshot.deploy.flower.processes import Children
 from fedshot.deploy.flower.server_folder import ServerFolder, free_port
 from fedshot.fleets.guard import Guard
 from fedshot.protocol.clients import Clients
@@ -103,7 +104,9 @@ def test_a_server_counts_its_nodes_and_is_not_ready_without_its_superlink(
     operator = SimpleNamespace(ready=lambda: True, statuses=lambda: ["online", "offline", "online"])
     monkeypatch.setattr(metrics, "operator_of", lambda _: operator)
     child: Any = SimpleNamespace(ended=False, process=SimpleNamespace(pid="self"))
-    made = ServerMetrics(ServerFolder(tmp_path), child)
+    made = ServerMetrics(ServerFolder(tmp_path))
+    assert made.check() == "it is starting"
+    made.watch(child)
     assert made.check() == ""
     found = scraped(made)
     assert (found["fedshot_nodesconnected"], found["fedshot_nodesaway"]) == (2, 1)
@@ -131,6 +134,28 @@ def test_a_port_that_is_taken_is_refused() -> None:
         serving(f"127.0.0.1:{port}", NodeMetrics(1), print),
     ):
         pass
+
+
+@pytest.mark.parametrize("action", ["server", "up"])
+def test_a_taken_port_starts_nothing(
+    action: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(Children, "start", lambda *words, **_: started.append(words))
+    port = free_port()
+    at = {
+        "server": ["--insecure", "--folder", str(tmp_path / "server")],
+        "up": ["--data.name", "digits", "--out", str(tmp_path)],
+    }
+    with serving(f"127.0.0.1:{port}", NodeMetrics(1), print):
+        words = ["flower", action, *at[action], "--metrics", f"127.0.0.1:{port}"]
+        assert main(words) == 2
+    assert not started
+    assert "in use. Choose another --metrics" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("server.json"))
 
 
 def test_metrics_without_their_package_are_refused(

@@ -120,10 +120,12 @@ def ended(text: str) -> str:
 def commands(page: Path) -> Iterator[list[str]]:
     """Yield the words of each command of fedshot in the page's blocks."""
     for block in blocks(page):
-        if block.language not in ("", "sh", "bash", "console"):
+        if block.language not in ("", "sh", "bash", "console", "ini"):
             continue
         for line in block.text.replace("\\\n", " ").splitlines():
-            found = re.match(r"(?:\w+=\S+ )*(?:\.venv/bin/)?fedshot (\S.*)", line.strip())
+            found = re.match(
+                r"(?:ExecStart=|\w+=\S+ )*(?:\S*venv/bin/)?fedshot (\S.*)", line.strip()
+            )
             if found and not found[1].startswith(("-> ", ": ")):
                 text = re.split(r" > | \| | && ", found[1])[0]
                 words = shlex.split(text, comments=True)

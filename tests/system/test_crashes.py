@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -154,6 +155,33 @@ def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(tmp_path: Pat
     assert ended.returncode == 0, ended.stderr
     assert last_hash(folder) == last_hash(tmp_path / "whole")
     assert private_states(folder) == private_states(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_two_worker_threads_killed_in_mid_round_end_like_undisturbed_ones(tmp_path: Path) -> None:
+    threads = {"run": {"rounds": 36, "fleet": "threads", "workers": 2}, "name": "cut"}
+    settings = merged(LONGER, CHOOSING, threads)
+    finished(tmp_path / "whole", settings).result()
+    config = tmp_path / "cut.yaml"
+    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    folder = tmp_path / "out" / "cut"
+    folder.parent.mkdir()
+    kill_and_resume(folder, config, 3, random.Random(11))
+    ended = command("resume", folder)
+    assert ended.returncode == 0, ended.stderr
+    for path in ("ledger.json", "result.json", "checkpoints/*", "clients/*/*"):
+        held = [sorted(place.glob(path)) for place in (folder, tmp_path / "whole")]
+        assert held[0]
+        for mine, theirs in zip(*held, strict=True):
+            assert mine.relative_to(folder) == theirs.relative_to(tmp_path / "whole")
+            assert mine.read_bytes() == theirs.read_bytes(), mine
+    assert timeless(folder) == timeless(tmp_path / "whole")
+
+
+def timeless(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of all rounds, without the times, which no two runs share."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) | {"seconds": 0, "elapsed": 0, "ended": ""} for line in lines]
 
 
 def test_what_follows_the_last_checkpoint_is_done_when_the_run_resumes(

@@ -211,7 +211,9 @@ def test_meta_sgd_exports_its_weights_and_not_its_step_sizes(tmp_path: Path) -> 
     )
 
 
-def test_the_card_tells_what_the_run_measured(tmp_path: Path) -> None:
+def test_the_card_tells_what_the_run_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = finished(tmp_path / "run", PROTO, CHOOSING, SHORT)
     result = made.result()
     run = TrainedRun(tmp_path / "run")
@@ -221,6 +223,10 @@ def test_the_card_tells_what_the_run_measured(tmp_path: Path) -> None:
     for words in ("CC0, ours", "Base classes: `0`, `1`, `2`, `3`, `4`.", "`fl_proto`", "## Limits"):
         assert words in card
     assert str(tmp_path) not in card
+    monkeypatch.setattr("fedshot.use.card.LICENCES", {})
+    export(run, "safetensors", tmp_path / "unknown")
+    card = (tmp_path / "unknown" / "README.md").read_text(encoding="utf-8")
+    assert "state its licence when you export." in card, "in Python and on the command line alike"
 
 
 @pytest.mark.slow

@@ -123,6 +123,10 @@ def _train(
         tell("The cohort is one client, so the server sees that client's update, not an average.")
     log = (lambda _: None) if options.quiet else tell
     with ExitStack() as stack:
+        metrics = None
+        if getattr(options, "metrics", None):  # `resume` has no such option
+            metrics = _metrics().RunMetrics()
+            stack.enter_context(_metrics().serving(options.metrics, metrics, tell))
         if deployment.server:
             server_folder, watch = ServerFolder(Path(deployment.server)), lambda: None
         else:
@@ -133,10 +137,6 @@ def _train(
                 local.federation(own, deployment.nodes, log, env, chosen.run.device)
             )
             watch = children.check
-        metrics = None
-        if getattr(options, "metrics", None):  # `resume` has no such option
-            metrics = _metrics().RunMetrics()
-            stack.enter_context(_metrics().serving(options.metrics, metrics, tell))
         experiment = stack.enter_context(
             open_experiment(
                 prepared, folder, deployment, server_folder, log, wait=options.wait, watch=watch,
@@ -234,7 +234,13 @@ def server(options: argparse.Namespace) -> int:
     for name in (KEY, CA_KEY, "token"):
         if text := exposure_notice(folder.folder / name):
             tell(warning(text))
-    with only_one(folder.folder / ".lock", "runs a server") as lock, Children() as children:
+    with ExitStack() as stack:
+        lock = stack.enter_context(only_one(folder.folder / ".lock", "runs a server"))
+        metrics = None
+        if options.metrics:
+            metrics = _metrics().ServerMetrics(folder)
+            stack.enter_context(_metrics().serving(options.metrics, metrics, tell))
+        children = stack.enter_context(Children())
         log = folder.folder / "server.log"
         child = local.start_server(
             children, folder, options.host, options.port, limits, log=log, secure=secure
@@ -242,15 +248,13 @@ def server(options: argparse.Namespace) -> int:
         registrar = local.Registrar(folder, tell)
         nodes = f"{len(registrar.known)} registered nodes" if secure else "open to all nodes"
         say(f"listening on {options.host}:{options.port}, {nodes}; log in {log}")
-        with ExitStack() as stack:
-            if options.metrics:
-                metrics = _metrics().ServerMetrics(folder, child)
-                stack.enter_context(_metrics().serving(options.metrics, metrics, tell))
-            while not child.ended:
-                time.sleep(1)
-                lock.check()
-                if secure:
-                    registrar.update()
+        if metrics:
+            metrics.watch(child)
+        while not child.ended:
+            time.sleep(1)
+            lock.check()
+            if secure:
+                registrar.update()
     tell(at_level("error", f"the server has ended. Its log ends with:\n{child.tail}"))
     return 1
 

@@ -10,6 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from fedshot.runs.checkpoint import Checkpoints
+
 from .local_federation import (
     LONG,
     LocalFederation,
@@ -70,6 +74,52 @@ def test_a_server_killed_and_resumed_ends_in_the_same_bits(
     assert weights(folder) == weights(here.folder)
     assert [r["round"] for r in records(folder)] == list(range(15))
     assert not [r["faults"] for r in records(folder) if r["faults"]]
+
+
+@pytest.mark.timeout(900)
+def test_a_private_run_that_is_killed_counts_every_repeated_round(
+    federation: LocalFederation, tmp_path: Path
+) -> None:
+    """Repeated rounds have fresh noise; no crash makes epsilon smaller than without it."""
+    pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
+    change = {
+        "name": "private", "method": {"name": "fl_proto", "local_steps": 20},
+        "run": {"rounds": 11, "cohort": None, "validate_every": 50},
+        "privacy": {"name": "client", "noise": 2.0, "delta": 0.01},
+    }  # fmt: skip
+    here = alone(tmp_path / "alone", change)
+    undisturbed = [record["epsilon"] for record in here.recorder.records()]
+    config, folder = written(tmp_path, change), tmp_path / "runs" / "private"
+    words: list[Any] = ["flower", "run", "--config", config, "--out", tmp_path / "runs",
+                        "--folder", federation.home.folder, "--deadline", 60]  # fmt: skip
+    repeated, expected = 0, list[float]()
+    assert here.prepared.privacy is not None
+    accountant = here.prepared.privacy.accountant
+    for life, reached in enumerate((2, 4, 6, 8)):
+        process = program(*words)
+        try:
+            until_round(folder, reached, process)
+            if life % 2:
+                restart_server(federation)
+                _, err = process.communicate(timeout=LONG)
+                assert process.returncode == 75, err
+        finally:
+            process.kill()
+            process.communicate()
+        complete = Checkpoints(folder / "checkpoints").rounds()[-1]
+        expected += [accountant.epsilon(r + repeated) for r in range(len(expected), complete + 1)]
+        begun = json.loads((folder / "privacy.json").read_text())["begun"]
+        assert 0 <= begun - complete - repeated <= 1
+        repeated = begun - complete
+        words = ["resume", folder]
+    ended = program(*words)
+    _, err = ended.communicate(timeout=LONG)
+    assert ended.returncode == 0, err
+    expected += [accountant.epsilon(r + repeated) for r in range(len(expected), 12)]
+    assert repeated > 0
+    assert [r["epsilon"] for r in records(folder)] == expected
+    assert all(e >= least for e, least in zip(expected, undisturbed, strict=True))
+    assert json.loads((folder / "result.json").read_text())["privacy"]["epsilon"] == expected[-1]
 
 
 def restart_server(federation: LocalFederation) -> None:

@@ -65,7 +65,9 @@ _WITHOUT_FILES = {
 _KNOWN = PUBLISHERS | _WITHOUT_FILES
 
 LICENCES = {name: known.licence for name, known in _KNOWN.items() if known.licence}
-NO_LICENCE = "not known to fedshot: the data belongs to you or to others; state it with --licence"
+NO_LICENCE = (
+    "not known to fedshot: the data belongs to you or to others; state its licence when you export"
+)
 VECTORS = "word vectors: GloVe, PDDL 1.0, unless others were given"
 
 

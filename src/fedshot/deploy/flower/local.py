@@ -16,7 +16,7 @@ import httpx
 
 from fedshot.core.console import tell, warning
 from fedshot.core.errors import ConfigError, FedshotError
-from fedshot.core.serialised import LIMITS, Limits
+from fedshot.core.serialised import LIMITS, CodecError, Limits
 from fedshot.deploy.flower.data_files import shares_of, write_shards
 from fedshot.deploy.flower.keys import (
     load_authority,
@@ -125,8 +125,8 @@ def start_server(
 ) -> Child:  # fmt: skip
     """Start a SuperLink, wait until it responds, and register the nodes.
 
-    Raises ChildError if the server does not start, ConfigError if the port is taken or the
-    certificate is for another host.
+    Raises ChildError if the server does not start or does not register them, ConfigError if the
+    port is taken or the certificate is for another host.
     """
     command = server_folder.command(host, port, secure=secure, limits=limits)
     check_free(host, port)  # before server.json announces the server
@@ -144,7 +144,16 @@ def start_server(
             raise ChildError(child, "the server did not start. Its log ends with")
         time.sleep(0.1)
     if secure:
-        for text in operator.register(load_public_keys(server_folder.nodes)):
+        keys = load_public_keys(server_folder.nodes)
+        try:
+            refused = operator.register(keys)
+        except (httpx.HTTPError, CodecError) as error:
+            why = str(error) or type(error).__name__
+            text = (
+                f"the server did not register the nodes: {why}. Start it again. Its log ends with"
+            )
+            raise ChildError(child, text) from None
+        for text in refused:
             tell(warning(f"node {text}"))
     return child
 

@@ -191,16 +191,23 @@ class NodeMetrics(Metrics):
 
 
 class ServerMetrics(Metrics):
-    """The metrics of a server, whose SuperLink is the process `child`."""
+    """The metrics of a server."""
 
-    def __init__(self, folder: ServerFolder, child: Child) -> None:
+    def __init__(self, folder: ServerFolder) -> None:
         super().__init__()
-        self._folder, self._child = folder, child
+        self._folder = folder
+        self._child: Child | None = None
+
+    def watch(self, child: Child) -> None:
+        """Measure the server's SuperLink, the process `child`."""
         ProcessCollector("fedshot_superlink", lambda: child.process.pid, registry=self.registry)
         self.registry.register(self)
+        self._child = child
 
     def check(self) -> str:
         """Return why the server is not ready; "" if it is."""
+        if self._child is None:
+            return self.problem
         if self._child.ended:
             return "the SuperLink has ended"
         return "" if operator_of(self._folder).ready() else "the SuperLink does not respond"
