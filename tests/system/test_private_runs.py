@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fedshot.config.load import Config
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.methods.registry import METHODS
 from fedshot.privacy.accounting import Accountant
 from fedshot.privacy.differential import Mechanism
@@ -109,6 +109,10 @@ def test_rounds_repeated_with_secret_noise_are_spent_and_end_the_run_early(tmp_p
     assert PrivacyLedger(plan, tmp_path, secret=True).epsilon(2) == 3.0
     with pytest.raises(ConfigError, match=r"round 3 would spend 4: 1 round had to be repeated"):
         ledger.charge(3)
+    (tmp_path / "privacy.json").unlink()
+    assert ledger.epsilon(0) == 0.0
+    with pytest.raises(CheckpointError, match=r"privacy\.json is missing, which counts"):
+        ledger.epsilon(2)
     seeded = PrivacyLedger(plan, tmp_path, secret=False)
     seeded.charge(2)
     assert seeded.epsilon(2) == 2.0

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from fedshot.config.load import Config
 from fedshot.config.schema import RunOptions
 from fedshot.core import records, storage
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.extras import require
 from fedshot.core.records import Whole
 from fedshot.core.seeds import Key
@@ -234,8 +234,19 @@ class PrivacyLedger:
         self.clips: dict[str, float] = {}
 
     def _repeated(self, round: int) -> int:
-        """Return how many rounds were begun but lost in a crash; `round` rounds are complete."""
-        if not self._secret or not self._path.exists():
+        """Return how many rounds were begun but lost in a crash; `round` rounds are complete.
+
+        Raises CheckpointError if the file that counts them is missing or damaged.
+        """
+        if not self._secret:
+            return 0
+        if not self._path.exists():
+            if round:
+                raise CheckpointError(
+                    f"{self._path} is missing, which counts the rounds whose noise was drawn. "
+                    "Without it epsilon could be too small. Restore it from a copy, or start a new "
+                    "run."
+                )
             return 0
         begun: int = records.read(self._path, _Ledger, records.COPY)["begun"]
         return max(0, begun - round)
