@@ -16,7 +16,9 @@ def serve(folder: Path, host: str, port: int) -> int:
     """Run the command of a server, in this process."""
     from fedshot.cli import flower
 
-    options = argparse.Namespace(folder=folder, host=host, port=port, insecure=False, most_mb=1)
+    options = argparse.Namespace(
+        folder=folder, host=host, port=port, insecure=False, most_mb=1, metrics=None
+    )
     return flower.server(options)
 
 
