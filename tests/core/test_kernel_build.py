@@ -270,9 +270,9 @@ def test_a_compiler_that_was_killed_or_finds_no_disk_ends_the_run_for_now(
     program(tmp_path / "cc", f'case "$1" in --version) exit 0;; esac\n{end}')
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(BuildError, match=r"cannot be built for now .*FEDSHOT_KERNELS=off") as told:
+    with pytest.raises(BuildError, match=r"cannot be built for now .*FEDSHOT_KERNELS=off") as error:
         fresh()
-    assert told.value.retryable, "the exit code is 75, as for a full disk of the run"
+    assert error.value.retryable, "the exit code must be 75, as for a full disk of the run"
 
 
 def test_a_compiler_that_hangs_refuses_the_run(cache: Path, tmp_path: Path,

@@ -279,9 +279,9 @@ def test_a_node_that_ends_while_it_is_waited_for_ends_the_waiting(
         program = f"from os import *; print('its data are of another deal', flush=True); {end}"
         words = [sys.executable, "-c", program]
         children.start("node-0", words, tmp_path / "node-0.log")
-        with pytest.raises(ChildError, match=r"node-0 has ended(.|\n)*of another deal") as told:
+        with pytest.raises(ChildError, match=r"node-0 has ended(.|\n)*of another deal") as error:
             flower_runs.wait_for_clients(Nobody(), [0], 60.0, print, children.check)  # type: ignore[arg-type]
-        assert told.value.retryable == retryable
+        assert error.value.retryable == retryable
 
 
 def test_plain_text_stays_on_this_machine_unless_told_otherwise() -> None:

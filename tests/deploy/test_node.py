@@ -335,13 +335,13 @@ def test_a_server_that_is_busy_may_start_the_run_later(
         raise httpx.HTTPStatusError("no", request=request, response=httpx.Response(status))
 
     monkeypatch.setattr(Operator, "_start", start)
-    with pytest.raises(FedshotError) as told, Operator("127.0.0.1:1", "", None).grid():
+    with pytest.raises(FedshotError) as error, Operator("127.0.0.1:1", "", None).grid():
         pass
-    assert told.value.retryable == retryable
+    assert error.value.retryable == retryable
 
 
 def test_who_is_not_let_in_hears_of_keys_and_clocks(tmp_path: Path) -> None:
     made = link(tmp_path, 401, content=b"Invalid SuperNode authentication")
-    with pytest.raises(RejectedError, match=r"does not know this node's key.*NTP") as told:
+    with pytest.raises(RejectedError, match=r"does not know this node's key.*NTP") as error:
         made.open()
-    assert told.value.retryable, "a service starts the node again until it is admitted"
+    assert error.value.retryable, "a service must start the node again until it is admitted"

@@ -96,7 +96,7 @@ ENDED = ("00:00:00", "00:00:10", "02:00:10", "02:00:30")  # stopped for two hour
 
 @pytest.mark.parametrize("elapsed", [True, False])
 def test_the_time_left_is_that_of_the_last_rounds(tmp_path: Path, elapsed: bool) -> None:
-    """By the records' own `elapsed`; older ones have none."""
+    """By the records' own `elapsed`, or without it by their times."""
     folder = stopped(tmp_path / "run", 3, {"run": {"rounds": 10}}).folder
     told, ended = iter((None, 10.0, None, 21.0) if elapsed else [None] * 4), iter(ENDED)
     new = lambda: {"elapsed": next(told), "ended": f"2026-01-01T{next(ended)}+00:00"}  # noqa: E731
@@ -126,7 +126,7 @@ def test_a_clock_that_is_set_back_shortens_no_round(
     folder = stopped(tmp_path / "run", 3, {"run": {"rounds": 10}}).folder
     found = Status.of(folder, now=0.0)
     assert (found.pace, found.left, found.ago) == (7, 49, 0)
-    records(folder, lambda one: {k: v for k, v in one.items() if k != "elapsed"})  # older ones
+    records(folder, lambda one: {k: v for k, v in one.items() if k != "elapsed"})
     found = Status.of(folder, now=0.0)
     assert found.pace is not None
     assert found.pace >= 0

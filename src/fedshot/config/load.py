@@ -292,12 +292,12 @@ def _settings_of(config: Config | SimpleNamespace) -> Settings:
         "model": {
             "backbone": _kind_of("model.backbone", config.model.backbone),
             "head": {"name": NONE} if head is None else _kind_of("model.head", head),
-            # Left out if there is none, as in runs of versions without encoders.
+            # Left out if there is none.
             **({} if encoder is None else {"encoder": _kind_of("model.encoder", encoder)}),
             **_plain(ModelOptions, "model", config.model),
         },
         "method": {"name": config.method.name, **_plain(method, "method", chosen)},
-        # Left out unless they are chosen, as in runs of versions without them.
+        # Left out unless they are chosen.
         **({} if config.privacy is None else {"privacy": _kind_of("privacy", config.privacy)}),
         **({} if config.attack is None else {"attack": _kind_of("attack", config.attack)}),
         **({} if config.aggregate == PlainMean()

@@ -51,7 +51,7 @@ class FaultJson(TypedDict):
 
 
 class RecordJson(TypedDict):
-    """The keys of a line of metrics.jsonl that are read; older versions wrote fewer."""
+    """The keys of a line of metrics.jsonl that are read."""
 
     round: Round
     metrics: dict[str, float]

@@ -36,7 +36,7 @@ class AttackJson(TypedDict):
 
 
 class ResultJson(TypedDict):
-    """The keys of result.json that are read; older versions wrote fewer."""
+    """The keys of result.json that are read."""
 
     test: ScoreJson
     baselines: NotRequired[dict[str, ScoreJson]]
@@ -60,7 +60,7 @@ class TestProtocol:
 
     Args:
         own: whether each client was tested on images of its own classes, in one episode; None if
-            an older result does not say.
+            unknown.
         users: whether the data were split by user, not by class, so that no tested user took part
             in training.
         way: (fewest, most) classes of an episode; None if unknown.
@@ -78,7 +78,7 @@ class TestProtocol:
     def of(
         cls, settings: Mapping[str, Any], result: Mapping[str, Any] | None = None
     ) -> TestProtocol:
-        """Return the test described by a run's settings and its result.json, of any version."""
+        """Return the test described by a run's settings and its result.json."""
         result, split = result or {}, at(settings, "split") or {}
         users = split.get("users") is not None
         if "split" in result:
