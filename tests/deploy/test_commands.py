@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 from fedshot.cli.main import main
@@ -25,6 +24,8 @@ from fedshot.core.errors import AbsentError, BusyError, CheckpointError, ConfigE
 from fedshot.core.serialised import CodecError, Limits
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
+import httpx
+
 from fedshot.cli import flower
 from fedshot.deploy.flower import flower_runs, local
 from fedshot.deploy.flower.data_files import clients_in, notes_of, read_shards
