@@ -18,7 +18,7 @@ from fedshot.config.load import Config
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.methods.registry import METHODS
 from fedshot.recipes import provenance, results_page, tables, timing
-from fedshot.recipes.index import load, names
+from fedshot.recipes.index import content, load, names
 from fedshot.recipes.plan import Obstacle, budget_marks, check_cell, comparable, marks
 from fedshot.recipes.reading import read
 from fedshot.recipes.results import Results, score_of
@@ -170,8 +170,7 @@ def test_tables_have_as_many_numbers_as_the_papers_print() -> None:
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_a_papers_recipe_leaves_nothing_to_defaults(name: str) -> None:
     """A table of one's own may: a paper's has source, both budgets and published numbers."""
-    file = Path(fedshot.__file__).parent / "recipes" / f"{name}.yaml"
-    held = trees.load(file)
+    held = content(name)
     assert {"title", "source", "kind", "measure", "settings"} <= held.keys()
     if held["kind"] != "picture":
         assert {"paper", "small"} <= held["budgets"].keys()

@@ -164,6 +164,45 @@ def test_trials_of_a_method_that_is_not_here_hold_up_nobody(tmp_path: Path) -> N
     assert bench.tuned["mine"] is None
 
 
+def test_a_table_like_another_has_what_differs_and_no_published_numbers(tmp_path: Path) -> None:
+    text = """
+    like: f2l-huffpost
+    title: F2L on our texts
+    settings: {data: {name: folder, path: texts, dim: null}, test: {episodes: 50}}
+    columns: {iid-1: null, iid-5: {label: 5 examples}}
+    rows:
+      fl-maml: null
+      fl-proto: {published: [40.5, null, null]}
+      ours: {settings: {method: {name: fedbabu}}}
+    """
+    written(tmp_path / "ours" / "recipe.yaml", text)
+    recipe, base = load("ours", tmp_path), load("f2l-huffpost")
+    assert list(recipe.rows) == [*(key for key in base.rows if key != "fl-maml"), "ours"]
+    assert list(recipe.columns) == ["iid-5", "noniid-1", "noniid-5"]
+    assert recipe.columns["iid-5"] == replace(base.columns["iid-5"], label="5 examples")
+    assert recipe.settings["data"] == {"name": "folder", "path": "texts", "cut": 44}
+    assert recipe.settings["test"] == base.settings["test"] | {"episodes": 50}
+    assert (recipe.source, recipe.budgets) == ("no paper", base.budgets)
+    assert recipe.rows["fl-proto"].published == (40.5, None, None)
+    assert {row.published for key, row in recipe.rows.items() if key != "fl-proto"} == {(None,) * 3}
+    assert {row.spread for row in recipe.rows.values()} == {(None,) * 3}
+
+
+def test_a_table_is_like_a_whole_one_of_fedshots(tmp_path: Path) -> None:
+    file = written(tmp_path / "ours" / "recipe.yaml", "{like: f2l-hufpost, title: T}")
+    with pytest.raises(ConfigError, match=r"no recipe of fedshot. Did you mean 'f2l-huffpost'"):
+        load("ours", tmp_path)
+    file.write_text("{like: f2l-fc100, title: T}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="Set like to 'f2l-huffpost'"):
+        load("ours", tmp_path)
+    file.write_text("like: [f2l-fc100]", encoding="utf-8")
+    with pytest.raises(ConfigError, match="which is no recipe of fedshot"):
+        load("ours", tmp_path)
+    file.write_text("{like: f2l-huffpost}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="has no title"):
+        load("ours", tmp_path)
+
+
 def test_rows_beside_a_table_of_ones_own_are_not_passed_over(tmp_path: Path) -> None:
     file = written(tmp_path / "ours" / "recipe.yaml", TABLE)
     (file.parent / "rows.yaml").write_text(ROWS, encoding="utf-8")
