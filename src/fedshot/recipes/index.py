@@ -76,6 +76,7 @@ def content(name: str) -> Any:
     return _whole(name, _parsed(name))
 
 
+@cache
 def _parsed(name: str) -> Any:
     text = _PACKAGE.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     return trees.parse(text, origin=f"{name}.yaml")
