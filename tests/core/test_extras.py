@@ -75,7 +75,7 @@ def test_an_extra_installs_the_packages_that_are_asked_for() -> None:
         ("reports", ["reproduce", "list"]),
         (
             "reports",
-            ["predict", "--run", "x", "--support", "y", "--query", "z", "--page", "p.html"],
+            ["predict", "x", "--support", "y", "--query", "z", "--page", "p.html"],
         ),
         ("reports", ["data", "show", "digits"]),
         ("hf", ["data", "show", "hf", "--data.path", "a/b", "--data.text", "text"]),
@@ -131,7 +131,7 @@ def test_without_any_extra_a_run_is_trained_evaluated_compared_and_shown(tmp_pat
     commands = [
         *([*RUN, "--out", ".", "--name", name, "--seed", str(i)] for i, name in enumerate("ab")),
         ["evaluate", "a", "--quiet"], ["compare", "a", "b"], ["status", "."], ["data", "list"],
-        ["methods", "fl_proto"], ["export", "--run", "a", "--to", "safetensors"],
+        ["methods", "fl_proto"], ["export", "a", "--to", "safetensors"],
     ]  # fmt: skip
     given = repr((optional - names(PROJECT["dependencies"]) - needed, commands))
     done = subprocess.run(

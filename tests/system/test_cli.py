@@ -222,11 +222,11 @@ def test_data_show_takes_a_name_and_needs_no_model_that_fits(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("predict --suport a --query b --run c", "There is no --suport. Did you mean '--support'"),
-        ("export --too=a --run b", "required: --to. There is no --too. Did you mean '--to'"),
-        ("export --run b", "required: --to\n"),
-        ("export --run b --to", "argument --to: expected one argument\n"),
-        ("export --run b -- --too", "required: --to\n"),
+        ("predict c --suport a --query b", "There is no --suport. Did you mean '--support'"),
+        ("export b --too=a", "required: --to. There is no --too. Did you mean '--to'"),
+        ("export b", "required: --to\n"),
+        ("export b --to", "argument --to: expected one argument\n"),
+        ("export -- b --too", "required: --to\n"),
         ("flower partition --data.name digits", "required: --to\n"),
         (
             "resume -runs/x",

@@ -56,7 +56,7 @@ def commands(folder: Path, other: Path) -> dict[str, list[Any]]:
         "status": ["status", folder],
         "compare": ["compare", folder, other],
         "report": ["report", folder, "--without-data", "--to", other.parent / "page.html"],
-        "export": ["export", "--run", folder, "--to", "safetensors", "--out", other.parent / "e"],
+        "export": ["export", folder, "--to", "safetensors", "--out", other.parent / "e"],
         "resume": ["resume", folder, "--quiet"],
         "evaluate": ["evaluate", folder, "--episodes", 2, "--quiet"],
     }
@@ -187,7 +187,7 @@ def test_a_pipe_in_the_place_of_a_record_is_not_waited_for(
         shutil.copytree(run, folder)
         (folder / name).unlink()
         os.mkfifo(folder / name)
-        command = ["export", "--run", folder, "--to", "safetensors"]
+        command = ["export", folder, "--to", "safetensors"]
         words = command if name == "data.json" else ["compare", folder, run]
         assert main([str(word) for word in words]) == 2
         err = capsys.readouterr().err

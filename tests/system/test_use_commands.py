@@ -48,7 +48,7 @@ def folders(run: Experiment, tmp_path: Path) -> tuple[Path, Path]:
 
 def predict(run: Experiment, folders: tuple[Path, Path], *more: object) -> int:
     support, query = folders
-    words = ["predict", "--run", run.folder, "--support", support, "--query", query, *more]
+    words = ["predict", run.folder, "--support", support, "--query", query, *more]
     return main([str(word) for word in words])
 
 
@@ -267,7 +267,7 @@ def test_what_cannot_be_done_is_refused_with_code_2(
 def test_an_export_is_written_into_the_run_or_elsewhere(
     run: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["export", "--run", str(run.folder), "--to", "safetensors"]
+    words = ["export", str(run.folder), "--to", "safetensors"]
     assert main(words) == 0
     assert (run.folder / "export" / "encoder.safetensors").exists()
     capsys.readouterr()

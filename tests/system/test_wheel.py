@@ -129,8 +129,6 @@ def test_the_wheel_trains_tests_and_predicts_without_compiler_home_or_cache(
         for i in range(2):
             image = Image.new("L", (28, 28), 40 * i if place.endswith("dark") else 215 + 40 * i)
             image.save(work / place / f"{i}.png")
-    asked = fedshot(
-        "predict", "--run", "runs/first", "--support", "examples", "--query", "pictures"
-    )
+    asked = fedshot("predict", "runs/first", "--support", "examples", "--query", "pictures")
     assert asked.count(".png,") == 2
     assert files(installed.parents[1]) == before

@@ -33,7 +33,7 @@ def check_predictions(run: Path, paths: list[str], capsys: pytest.CaptureFixture
     """Assert that `predict` on the files of `support_and_query` agrees with FewShotClassifier."""
     digits = Digits().load(None)
     capsys.readouterr()
-    assert main(["predict", "--run", str(run), *paths, "--json"]) == 0
+    assert main(["predict", str(run), *paths, "--json"]) == 0
     found = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
     rows = np.concatenate([digits.images_of([c])[:3] for c in (7, 8)])
     x, names = digits.pixels[rows], [digits.class_names[c] for c in digits.y[rows]]

@@ -111,7 +111,7 @@ def test_the_commands_use_the_encoder_of_the_run(
     assert "features of the encoder 'module', hash " in said
     assert (tmp_path / "show" / "digits-classes.png").exists()
     monkeypatch.delenv("FEDSHOT_PLUGINS")
-    assert main(["predict", "--run", str(out), *paths]) == 2
+    assert main(["predict", str(out), *paths]) == 2
     assert "set FEDSHOT_PLUGINS=net_of_mine" in capsys.readouterr().err
 
 
@@ -143,11 +143,11 @@ def test_pictures_with_a_vit_from_training_to_a_program(
                     f"--model.backbone adapter {encoder}".split())  # fmt: skip
     capsys.readouterr()
     assert not main(
-        ["predict", "--run", "runs/pictures", "--support", "examples", "--query", "new", "--quiet"]
+        ["predict", "runs/pictures", "--support", "examples", "--query", "new", "--quiet"]
     )
     rows = [line.split(",")[:2] for line in capsys.readouterr().out.splitlines()[1:]]
     assert rows == [[f"{name}0.png", name] for name in "abcdefghij"]
-    assert not main(["export", "--run", "runs/pictures", "--to", "onnx"])
+    assert not main(["export", "runs/pictures", "--to", "onnx"])
     session = onnxruntime.InferenceSession("runs/pictures/export/encoder.onnx")
     h = rng.normal(size=(4, 16)).astype(np.float32)
     assert session.run(None, {"examples": h})[0].shape == (4, 16)

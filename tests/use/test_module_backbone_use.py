@@ -104,12 +104,12 @@ def test_the_commands_use_the_module_of_the_run(
     assert main(["calibrate", str(out), "--way", "2", "--episodes", "8"]) == 0
     assert main(["resume", str(out)]) == 0
     check_predictions(out, paths, capsys)
-    assert main(["export", "--run", str(out), "--to", "onnx", "--out", str(tmp_path / "out")]) == 0
+    assert main(["export", str(out), "--to", "onnx", "--out", str(tmp_path / "out")]) == 0
     session = onnxruntime.InferenceSession(tmp_path / "out" / "encoder.onnx")
     (features,) = session.run(None, {"examples": Digits().load(None).pixels[:5]})
     assert features.shape == (5, 6)
     monkeypatch.delenv(VARIABLE)
-    assert main(["predict", "--run", str(out), *paths]) == 2
+    assert main(["predict", str(out), *paths]) == 2
     assert f"set {VARIABLE}=nn.models.user_nets" in capsys.readouterr().err
 
 

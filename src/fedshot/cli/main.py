@@ -352,7 +352,6 @@ def _add_use(commands: Commands) -> None:
     )  # fmt: skip
     text = "calibrate the confidence of a run's predictions, on its validation classes"
     calibrate = _add(commands, "calibrate", text, "use", "data-dir", "quiet", "json")
-    calibrate.add_argument("folder", type=Path, help="folder of the run")
     for name in ("way", "shot"):
         calibrate.add_argument(f"--{name}", type=int, help="default: that of the run's test")
     calibrate.add_argument(
@@ -366,9 +365,8 @@ def _add_use(commands: Commands) -> None:
     )
     export.add_argument("--out", type=Path, help="folder to write (RUN/export)")
     export.add_argument("--licence", help="licence of the training data, for the model card")
-    for command in (predict, export):
-        command.add_argument("--run", type=Path, required=True, help="folder of the run")
     for command in (predict, calibrate, export):
+        command.add_argument("folder", type=Path, help="folder of the run")
         command.add_argument(
             "--client", type=int,
             help="number of the client whose model is used, if each has its own",

@@ -45,7 +45,7 @@ def predict(options: argparse.Namespace) -> int:
     if options.page:
         require("reports", "--page")
     classifier = FewShotClassifier.from_run(
-        options.run,
+        options.folder,
         client=options.client,
         accept_unknown=asked,
         data_dir=options.data_dir,
@@ -61,8 +61,8 @@ def predict(options: argparse.Namespace) -> int:
     unread = sum(not one.passed for one in skipped)
     if classifier.calibration_ is None and not options.quiet:
         tell(
-            f"{options.run} is not calibrated: the model's own probabilities are usually too high "
-            f"or too low. `fedshot calibrate {typed(options.run)}` calibrates them."
+            f"{options.folder} is not calibrated: the model's own probabilities are usually too "
+            f"high or too low. `fedshot calibrate {typed(options.folder)}` calibrates them."
         )
     elif not options.quiet:
         tell(_trust(classifier))
@@ -151,10 +151,10 @@ def _between(interval: tuple[float, float] | None) -> str:
 
 def export_run(options: argparse.Namespace) -> int:
     """Write the encoder of a run for other programs, with a model card."""
-    run = TrainedRun(options.run, options.data_dir)
-    folder = options.out or Path(options.run) / "export"
+    run = TrainedRun(options.folder, options.data_dir)
+    folder = options.out or Path(options.folder) / "export"
     if options.to != "safetensors":
-        tell(f"{options.run}: tracing the encoder for {options.to} and comparing its outputs")
+        tell(f"{options.folder}: tracing the encoder for {options.to} and comparing its outputs")
     for path in export(run, options.to, folder, client=options.client, licence=options.licence):
         say(str(path))
     return 0
