@@ -253,6 +253,7 @@ def pretend_gpu() -> Iterator[PretendGpu]:
     with pytest.MonkeyPatch.context() as patch, PretendGpu() as gpu:
         method._graphs.cache_clear()  # recordings of an earlier pretended GPU
         patch.setattr(torch.cuda, "_lazy_init", lambda: None)
+        patch.setattr(torch.backends.cudnn, "version", lambda: 0)  # it would look for the GPU
         patch.setattr(torch, "tensor", tensor)  # makes a CPU tensor, and copies it below the mode
         nothing = SimpleNamespace(
             device=None,

@@ -98,7 +98,7 @@ def test_any_order_gives_the_same_bits(kind: Any, replies: Replies, data: st.Dat
 def test_floats_summed_in_the_usual_way_would_depend_on_the_order() -> None:
     """The reason for whole numbers: this is what the reducers are there to avoid."""
     values = [1e4, 1e-13, -1e4]
-    usual = {sum(p) for p in itertools.permutations(values)}
+    usual = {a + b + c for a, b, c in itertools.permutations(values)}
     ours = {
         float(reduce(Sum(F64), [([v] * 3, 1.0) for v in p])[0])
         for p in itertools.permutations(values)

@@ -14,6 +14,7 @@ from fedshot.conformance.small import CLASSES, CLIENTS, SHAPE
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError, FedshotError
 from fedshot.core.machine import arithmetic
+from fedshot.core.regular_files import real_path
 from fedshot.core.text import count
 from fedshot.methods import user_methods
 from fedshot.protocol.method import Method
@@ -32,7 +33,7 @@ def check(options: argparse.Namespace) -> int:
     if not names:
         raise ConfigError(f"{options.file} registers no method. Put @register above its class.")
     methods = [_made(name, options.settings) for name in names]
-    failed = sum(_check(method, Path(options.file).resolve()) for method in methods)
+    failed = sum(_check(method, real_path(Path(options.file))) for method in methods)
     tell(f"{count(failed, 'check')} failed" if failed else "all checks passed")
     return FAILED if failed else 0
 

@@ -12,6 +12,7 @@ from fedshot.cli.train import chosen_config
 from fedshot.config.options import summary
 from fedshot.core.console import say, tell
 from fedshot.core.errors import DataError
+from fedshot.core.regular_files import real_path
 from fedshot.core.text import count
 from fedshot.data.files.places import data_folder
 from fedshot.data.sources import fetch, verification
@@ -67,7 +68,7 @@ def show(options: argparse.Namespace) -> int:
     for line in reports.facts(federated):
         say(line)
     written = reports.pictures(federated, options.out)
-    say(f"wrote into {options.out.resolve()} (--out names another folder):")
+    say(f"wrote into {real_path(options.out)} (--out names another folder):")
     for path, shows in written.items():
         say(f"  {path.name}: {shows}")
     return 0

@@ -21,6 +21,7 @@ from fedshot.core.devices import devices_of
 from fedshot.core.errors import ConfigError
 from fedshot.core.extras import require
 from fedshot.core.locks import only_one
+from fedshot.core.regular_files import real_path
 from fedshot.core.serialised import Limits
 from fedshot.core.text import ranges
 from fedshot.data.files.places import find_data_dir
@@ -77,7 +78,7 @@ _MOST_MB = 1 << 20
 
 def run(options: argparse.Namespace) -> int:
     """Train on the nodes that are connected to a server, then test."""
-    return _begin(options, server=str(options.folder.resolve()), nodes=0)
+    return _begin(options, server=str(real_path(options.folder)), nodes=0)
 
 
 def up(options: argparse.Namespace) -> int:
@@ -89,7 +90,7 @@ def up(options: argparse.Namespace) -> int:
 def _begin(options: argparse.Namespace, *, server: str, nodes: int) -> int:
     chosen = chosen_config(options)
     folder = options.out / chosen.name
-    tests = str(options.tests.resolve()) if server and options.tests else ""
+    tests = str(real_path(options.tests)) if server and options.tests else ""
     check_norms(options.norms, options.norm_multiple)
     deployment = Deployment.new(
         server, nodes, options.deadline,

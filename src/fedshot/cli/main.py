@@ -42,6 +42,7 @@ _FIXES = {
     errno.EEXIST: "A file is where a folder is expected; move it or choose another folder",
     errno.EISDIR: "A folder is where a file is expected; name a file",
     errno.ENOENT: "Correct the path",
+    errno.ELOOP: "A symbolic link leads back to itself; remove it, or choose another path",
     errno.ENAMETOOLONG: "Choose a shorter name",
     errno.EFBIG: "Raise the limit of file sizes (ulimit -f), or use another disk",
 }

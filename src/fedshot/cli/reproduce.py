@@ -19,6 +19,7 @@ from fedshot.config.registry import expand_name
 from fedshot.core import storage
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError, DataError, nearest
+from fedshot.core.regular_files import real_path
 from fedshot.core.text import count
 from fedshot.data.files.places import find_data_dir
 from fedshot.methods.registry import METHODS
@@ -155,8 +156,8 @@ def _results(options: argparse.Namespace) -> int:
     every = Results(folder).every()
     held = {result.recipe for result in every} & {*names(folder)}
     recipes = {name: load(name, folder) for name in held}
-    pages_in = front.with_suffix("").resolve()
-    drawn_in = Path(os.path.relpath(folder.resolve(), pages_in)).as_posix()
+    pages_in = real_path(front.with_suffix(""))
+    drawn_in = Path(os.path.relpath(real_path(folder), pages_in)).as_posix()
     pages = results_page.pages(
         folder, recipes, front.stem, drawn_in, cells=options.cell_pages, every=every
     )

@@ -18,6 +18,7 @@ from fedshot.core import storage
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.extras import require
+from fedshot.core.regular_files import real_path
 from fedshot.core.text import count, other_kinds, typed
 from fedshot.use.calibration import Calibration, store
 from fedshot.use.card import card_facts
@@ -231,10 +232,10 @@ def _write_page(
         for one in found
     ]
     facts = card_facts(run) | {"confidence": _trust(classifier)}
-    places = (options.query.resolve(), options.support.resolve())
+    places = (real_path(options.query), real_path(options.support))
     roots = [place.parent if place.is_file() else place for place in places]
     unread = [(_below(str(s.path), roots), _below(s.reason, roots)) for s in skipped]
-    title = f"{options.query.resolve().name}, classified by {facts['run']}"
+    title = f"{real_path(options.query).name}, classified by {facts['run']}"
     page = AnswersPage(title, facts, by_class, cards, unread)
     write_answers(options.page, page)
 

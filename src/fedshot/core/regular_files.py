@@ -1,4 +1,4 @@
-"""Reading regular files only: reading a pipe may wait forever, and a device may have no end."""
+"""Paths, and reading regular files only: a pipe may wait forever, a device may have no end."""
 
 from __future__ import annotations
 
@@ -37,3 +37,12 @@ def read_regular(path: Path, limit: int | None = None) -> bytes:
     if max(size, len(data)) > limit:
         raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than {limit:,}", str(path))
     return data
+
+
+def real_path(path: Path) -> Path:
+    """Return the absolute path behind all symbolic links.
+
+    Links that form a loop are left as they are, and opening them raises OSError; `Path.resolve`
+    raises RuntimeError for them in Python 3.11 and 3.12.
+    """
+    return Path(os.path.realpath(path))

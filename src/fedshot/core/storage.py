@@ -8,7 +8,6 @@ which every read checks. Nothing is ever unpickled.
 from __future__ import annotations
 
 import ctypes
-import errno
 import hashlib
 import json
 import math
@@ -16,6 +15,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedshot.core import records, tree
 from fedshot.core.errors import CheckpointError
-from fedshot.core.regular_files import open_regular
+from fedshot.core.regular_files import open_regular, real_path
 from fedshot.core.tree import Tree
 
 PARTIAL = ".partial"
@@ -134,10 +134,9 @@ def deliver(path: Path, data: bytes) -> None:
         with path.open("ab") as file:
             file.write(data)
         return
-    try:
-        write_bytes(path.resolve(), data, sync=False)
-    except RuntimeError:
-        raise OSError(errno.ELOOP, "Symbolic links form a loop", str(path)) from None
+    with suppress(FileNotFoundError):
+        path.stat()  # raises OSError if symbolic links form a loop; `resolve` does not
+    write_bytes(real_path(path), data, sync=False)
 
 
 def flush(path: Path) -> None:

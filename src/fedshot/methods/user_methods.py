@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedshot.core.errors import ConfigError, FedshotError
+from fedshot.core.regular_files import real_path
 from fedshot.methods.registry import METHODS
 
 FILES = "FEDSHOT_METHODS"
@@ -114,12 +115,12 @@ def load_file(word: str, named_by: str) -> list[str]:
     ConfigError as `load` does.
     """
     _load(word, named_by)
-    file = Path(word).resolve()
+    file = real_path(Path(word))
     return sorted(name for name, place in _files().items() if place == file)
 
 
 def _load(word: str, named_by: str) -> None:
-    file, before = Path(word).resolve(), dict(METHODS)
+    file, before = real_path(Path(word)), dict(METHODS)
     if not file.is_file() or file.suffix != ".py":
         what = "which does not end in .py" if file.is_file() else "which is not a file"
         raise ConfigError(f"{named_by} names {word!r}, {what}. Name the file of your method.")

@@ -19,6 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from fedshot.core.errors import DataError
+from fedshot.core.regular_files import real_path
 from fedshot.data.files.images import SUFFIXES
 from fedshot.data.sources.hf import HF
 from fedshot.data.sources.texts import TABLES, Texts, label_of, table_rows, text_of
@@ -121,7 +122,7 @@ def _by_class(
     for path in classes:
         if not _is_inside(path, root):
             raise DataError(
-                f"{path} is a link to {path.resolve()}, outside {root}. Copy the folder instead."
+                f"{path} is a link to {real_path(path)}, outside {root}. Copy the folder instead."
             )
         examples = list(_read(classifier, path, root, skipped))
         if not examples:
@@ -248,7 +249,7 @@ def _table(
             f"{path} is neither a folder nor a table of texts; expected a file that ends in "
             f"{', '.join(sorted(TABLES))}."
         )
-    path, data = path.resolve(), classifier.opened.config.data
+    path, data = real_path(path), classifier.opened.config.data
     source = data if isinstance(data, Texts | HF) else Texts("")
     text = source.text or "text"
     for where, row in table_rows(path, [text, source.label] if labelled else [text]):
@@ -290,7 +291,7 @@ def _root(folder: Path, is_text: bool) -> Path:
     if not folder.is_dir():
         table = ", nor a table of texts (.csv, .tsv, .jsonl, .json)" if is_text else ""
         raise DataError(f"{folder} is not a folder{table}. Correct the path.")
-    return folder.resolve()
+    return real_path(folder)
 
 
 def _is_inside(path: Path, root: Path) -> bool:

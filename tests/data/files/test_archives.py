@@ -136,15 +136,34 @@ def test_records_before_a_member_of_a_tar_are_not_read_without_limit(
 
 def test_attributes_for_all_members_of_a_tar_are_not_kept_for_each(tmp_path: Path) -> None:
     path = tmp_path / "many.tar.gz"
-    every = b"".join(attribute(f"a{i}", "") for i in range(1000))
+    every = b"".join(attribute(f"aa{i}", "") for i in range(1000))
     members = [
-        record(tarfile.XGLTYPE, every.replace(b"a", f"{i:x}".encode()))
+        record(tarfile.XGLTYPE, every.replace(b"aa", f"{i}".encode()))
         + head(tarfile.REGTYPE, 0, f"{i}.png")
         for i in range(10, 99)
     ]
     path.write_bytes(gzip.compress(b"".join(members) + bytes(1024), 1))
     with memory_below(1_500_000), opened(path) as archive:
         assert len(archive.names) == 89
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda data: data[: 2 * len(FILE)], "after 1024 bytes: empty header"),
+        (lambda data: data[: 2 * len(FILE) + 9], "after 1024 bytes: truncated header"),
+        (lambda data: data.replace(b"1.png", b"7.png"), "after 512 bytes: bad checksum"),
+        (lambda data: data.replace(FILE, b"x" * 512), "after 1024 bytes: invalid header"),
+    ],
+)
+def test_a_tar_does_not_end_at_a_damaged_header(
+    tmp_path: Path, harm: Callable[[bytes], bytes], said: str
+) -> None:
+    data = b"".join(head(tarfile.REGTYPE, 0, name) for name in ("0.png", "1.png", "a.png"))
+    path = tmp_path / "harmed.tar"
+    path.write_bytes(harm(data + bytes(1024)))
+    with pytest.raises(DataError, match=said), opened(path):
+        pass
 
 
 def test_members_of_a_tar_without_end_are_refused(tmp_path: Path, monkeypatch) -> None:

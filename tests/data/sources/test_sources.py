@@ -357,6 +357,12 @@ def test_links_that_leave_the_folder_are_refused(pets, tmp_path):
         ImageFolder(str(pets)).load(None)
 
 
+def test_a_link_that_leads_back_to_itself_is_named(pets):
+    (pets / "dog" / "x.png").symlink_to("x.png")
+    with pytest.raises(DataError, match=r"dog/x\.png cannot be read .*symbolic links"):
+        ImageFolder(str(pets)).load(None)
+
+
 def test_links_within_the_folder_are_followed(pets):
     (pets / "dog" / "2.png").symlink_to(pets / "dog" / "1.png")
     assert len(ImageFolder(str(pets)).load(None)) == 4

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fedshot.core.errors import DataError
-from fedshot.core.regular_files import read_regular
+from fedshot.core.regular_files import read_regular, real_path
 from fedshot.data.files.bounded import (
     PIECE,
     check_link,
@@ -112,7 +112,7 @@ class _Folder:
 
 def _walk(root: Path) -> Iterator[str]:
     """Yield the names of the files below a folder. Raises DataError for links that leave it."""
-    inside = root.resolve()
+    inside = real_path(root)
     for folder, subfolders, files in os.walk(root, followlinks=False):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         for name in (*subfolders, *files):

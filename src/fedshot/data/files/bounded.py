@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, TypeAlias
 
 from fedshot.core.errors import DataError
-from fedshot.core.regular_files import open_regular
+from fedshot.core.regular_files import open_regular, real_path
 
 # What the standard library, numpy and Pillow raise for damaged files.
 DAMAGE = (
@@ -138,9 +138,9 @@ def check_name(path: Path, name: str) -> None:
 
 def check_link(root: Path, path: Path) -> None:
     """Raise DataError if a path is a symbolic link to somewhere outside `root` (resolved)."""
-    if path.is_symlink() and not path.resolve().is_relative_to(root):
+    if path.is_symlink() and not real_path(path).is_relative_to(root):
         raise DataError(
-            f"{path} is a link to {path.resolve()}, outside {root}. Copy the file into the folder."
+            f"{path} is a link to {real_path(path)}, outside {root}. Copy the file into the folder."
         )
 
 

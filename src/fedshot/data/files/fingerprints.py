@@ -13,7 +13,7 @@ from typing import Any
 
 from fedshot.core import storage
 from fedshot.core.errors import DataError
-from fedshot.core.regular_files import open_regular
+from fedshot.core.regular_files import open_regular, real_path
 from fedshot.data.files.archives import opened
 
 _FRESH = 2.0  # seconds; a file changed more recently may change again with the same time stamp
@@ -35,7 +35,7 @@ class Fingerprints:
 
     def of(self, source: Path) -> str:
         """Return the hash of a file's bytes, or of the names and bytes of a folder's files."""
-        key = str(source.resolve())
+        key = str(real_path(source))
         try:
             stamp, changed = _stamp(source)
             if self._known.get(key, [""])[0] == stamp:

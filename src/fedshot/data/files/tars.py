@@ -2,7 +2,8 @@
 
 A member may follow extension records, such as a long name, attributes or the map of a sparse file.
 `tarfile` reads each record into memory, whatever size the record declares. `tarfile` is therefore
-given a stream that limits the bytes of every header.
+given a stream that limits the bytes of every header. It also takes a damaged header, or a file that
+was cut off between two members, for the end; here both are errors.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Self, cast
 
 from fedshot.core.errors import DataError
 from fedshot.data.files.bounded import (
@@ -47,7 +48,8 @@ class Tar:
         self._path, self._stream, self._left = path, stream, _HEADERS
         self._headers = _HeaderStream(path, stream)
         # Mode "r|" would read the content of members through the header stream, too.
-        self._tar = tarfile.open(fileobj=cast(IO[bytes], self._headers), mode="r:")  # noqa: SIM115
+        file = cast(IO[bytes], self._headers)
+        self._tar = tarfile.open(fileobj=file, mode="r:", tarinfo=_Member)  # noqa: SIM115
 
     def members(self) -> Iterator[tarfile.TarInfo]:
         """Yield the members that are files.
@@ -88,6 +90,17 @@ class Tar:
             if left:
                 raise EOFError(f"{member.name} lacks the last {left} of {member.size} bytes")
             return b"".join(pieces)
+
+
+class _Member(tarfile.TarInfo):
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"after {archive.offset} bytes: {error}") from error
 
 
 class _HeaderStream:

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedshot.core.errors import DataError
 from fedshot.core.ranges import Side
+from fedshot.core.regular_files import real_path
 from fedshot.core.text import count, other_kinds
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Ints
@@ -73,7 +74,7 @@ class ImageFolder(Source):
                 f"{root} is not a folder{'' if root.is_absolute() else relative}; expected one "
                 "with a subfolder for each class"
             )
-        root = root.resolve()
+        root = real_path(root)
         classes, parts = _classes(root)
         images = [_images(root, folder) for folder in classes]
         files = [file for held in images for file in held]

@@ -14,6 +14,7 @@ import numpy as np
 from fedshot.core.errors import DataError, nearest
 from fedshot.core.extras import require
 from fedshot.core.ranges import Side
+from fedshot.core.regular_files import real_path
 from fedshot.core.text import spelling
 from fedshot.data.dataset import Dataset, Pixels
 from fedshot.data.files.images import Aspect, decode
@@ -138,13 +139,16 @@ class HF(TextOptions, Source):
         datasets = importlib.import_module("datasets")
         stored = table.cast_column(self._check(table, name), datasets.Image(decode=False))
         pixels = []
-        folder = Path(self.path).expanduser().resolve()
+        folder = real_path(Path(self.path).expanduser())
         for i, row in enumerate(stored):
             where, held = f"{self.path}, row {i}", row[name] or {}
             source = held.get("bytes")
             if not source and (file := held.get("path")):
-                source = Path(file).resolve()
-                roots = [folder, *(Path(root).expanduser().resolve() for root in _caches(datasets))]
+                source = real_path(Path(file))
+                roots = [
+                    folder,
+                    *(real_path(Path(root).expanduser()) for root in _caches(datasets)),
+                ]
                 if not any(source.is_relative_to(root) for root in roots):
                     raise DataError(
                         f"{where}: the image is {file}, outside {folder} and the cache of "

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshot.core.errors import ConfigError
+from fedshot.core.regular_files import real_path
 from fedshot.runs.trackers.notes import MARK, PROJECT, note, noted, result_name
 
 _BATCH = 100  # maximum number of parameters per request
@@ -24,7 +25,7 @@ class MLflow:
         if uri is None:
             # MLflow reads this variable when it opens a store; a folder needs no server.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-            uri = (folder.resolve().parent / "mlruns").as_uri()
+            uri = (real_path(folder).parent / "mlruns").as_uri()
         mlflow: Any = importlib.import_module("mlflow")
         self._entities: Any = importlib.import_module("mlflow.entities")
         self._error: Any = mlflow.MlflowException
