@@ -188,15 +188,15 @@ def test_a_table_like_another_has_what_differs_and_no_published_numbers(tmp_path
     assert {row.spread for row in recipe.rows.values()} == {(None,) * 3}
 
 
-def test_a_table_is_like_a_whole_one_of_fedshots(tmp_path: Path) -> None:
+def test_like_names_a_whole_recipe_of_fedshot(tmp_path: Path) -> None:
     file = written(tmp_path / "ours" / "recipe.yaml", "{like: f2l-hufpost, title: T}")
-    with pytest.raises(ConfigError, match=r"no recipe of fedshot. Did you mean 'f2l-huffpost'"):
+    with pytest.raises(ConfigError, match=r"not a recipe of fedshot. Did you mean 'f2l-huffpost'"):
         load("ours", tmp_path)
     file.write_text("{like: f2l-fc100, title: T}", encoding="utf-8")
     with pytest.raises(ConfigError, match="Set like to 'f2l-huffpost'"):
         load("ours", tmp_path)
     file.write_text("like: [f2l-fc100]", encoding="utf-8")
-    with pytest.raises(ConfigError, match="which is no recipe of fedshot"):
+    with pytest.raises(ConfigError, match="which is not a recipe of fedshot"):
         load("ours", tmp_path)
     file.write_text("{like: f2l-huffpost}", encoding="utf-8")
     with pytest.raises(ConfigError, match="has no title"):

@@ -135,7 +135,7 @@ def deliver(path: Path, data: bytes) -> None:
             file.write(data)
         return
     with suppress(FileNotFoundError):
-        path.stat()  # raises OSError if symbolic links form a loop; `resolve` does not
+        path.stat()  # raises OSError if symbolic links form a loop; `real_path` does not
     write_bytes(real_path(path), data, sync=False)
 
 

@@ -94,13 +94,13 @@ def _whole(name: str, tree: Any) -> Any:
     like = own.pop("like")
     if like not in _packaged():
         raise ConfigError(
-            f"recipe {name} is like {like!r:.60}, which is no recipe of fedshot. "
+            f"recipe {name}: like is {like!r:.60}, which is not a recipe of fedshot. "
             f"{nearest(str(like), _packaged())}"
         )
     base = dict(_parsed(like))
     if "like" in base:
         raise ConfigError(
-            f"recipe {name} is like {like!r}, which is itself like another recipe. "
+            f"recipe {name}: like is {like!r}, a recipe that has a like itself. "
             f"Set like to {base['like']!r}."
         )
     for key in ("title", "source", "measure"):
