@@ -2,9 +2,10 @@
 
 A member may follow extension records, such as a long name, attributes or the map of a sparse file.
 `tarfile` reads each record into memory, whatever size the record declares. `tarfile` is therefore
-given a stream that limits the bytes of every header. `tarfile` also
-takes a damaged header, or a file that was cut off between two members, for the end of the file.
-Here both are errors.
+given a stream that limits the bytes of every header.
+
+`tarfile` also takes a damaged header, or a file that was cut off between two members, for the end
+of the file. Here both are errors.
 """
 
 from __future__ import annotations
