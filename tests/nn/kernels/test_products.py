@@ -99,4 +99,4 @@ def test_they_are_taken_where_they_are_the_faster(
 def test_the_processor_is_known() -> None:
     """Whether the compiler may use AVX-512 is asked of the flags that Linux reports."""
     about = Path("/proc/cpuinfo").read_text()
-    assert products.faster() == ("AuthenticAMD" in about and " avx512f " in about)
+    assert products.faster() == (" avx512f " in about)

@@ -1,9 +1,10 @@
 """Batched matrix products, on processors where `products.c` is faster than torch.
 
-On AMD processors with AVX-512, MKL, which torch's builds use for matrix products, uses only half of
-each register. On a Zen 4 it reaches 0.75 to 0.8 of the speed of `products.c` for tiles of 64
-channels, and 0.75 to 0.95 for 160. From 256 channels there is no gain: the factors do not fit into
-the cache, and packing them takes as long as it saves.
+These are x86 processors with AVX-512. On AMD's, MKL, which torch's builds use for matrix products,
+uses only half of each register: on a Zen 4 it reaches 0.75 to 0.8 of the speed of `products.c` for
+tiles of 64 channels, and 0.75 to 0.95 for 160. On Intel's the gain is that of `tiles.c`, whose
+blocks stay in the cache (see `winograd.py`). From 256 channels there is none: the factors do not
+fit into the cache, and packing them takes as long as it saves.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-/* Batched products of float32 matrices, for processors on which torch's library uses only half of
- * each register.
+/* Batched products of float32 matrices, for processors with AVX-512.
  *
  * Matrices are row-major unless said otherwise; that of pair p begins p * of_x numbers after the
  * first. Every result is summed over k in order, in pieces of k, so that a piece of the right factor
@@ -12,11 +11,10 @@
 
 ALONE size least(size a, size b) { return a < b ? a : b; }
 
-/* Whether this is such a processor: AMD, with AVX-512. */
+/* Whether this is such a processor. */
 void fedshot_products_wanted(int32_t *found) {
 #if defined(__AVX512F__) && defined(__x86_64__)
-    __builtin_cpu_init();
-    *found = __builtin_cpu_is("amd") != 0;
+    *found = 1;
 #else
     *found = 0;
 #endif
