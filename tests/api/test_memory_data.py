@@ -156,6 +156,7 @@ def test_named_classes_of_a_hugging_face_dataset_are_its_names():
         (([{}, {}], [0, 1]), "example 0 is of type dict"),
         ((PIXELS[:, :, 0, 0] > 1, [0, 1, 0, 1]), r"example 0 is an array bool\[2\]"),
         ((None, [0, 1]), "the examples X are of type NoneType"),
+        (("ab", [0, 1]), "the examples X are of type str"),
         ((["a b", None], [0, 1]), "example 1 is of type NoneType, and others are texts"),
         ([(PIXELS, [0, 1, 0, 1]), (PIXELS, np.arange(4))], "not pairs"),
         ({"north": (PIXELS, [0, 1, 0, 1]), "south": (PIXELS[:0], [])}, "'south' has no examples"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedshot as fs
@@ -83,6 +84,9 @@ def test_a_run_is_resumed_only_if_asked_and_with_its_settings(tmp_path, small, f
     assert run.result == first.result
     with pytest.raises(fs.CheckpointError, match="holds no run"):
         fs.train(out=tmp_path / "none", resume=True)
+    held = (np.zeros((20, 8, 8), np.uint8), np.arange(20) // 10)
+    with pytest.raises(fs.DataError, match="2 classes"):  # it begins a run
+        fs.train(data=held, out=tmp_path / "none", resume=True)
 
 
 def test_an_interrupt_keeps_the_checkpoint_from_which_the_run_continues(

@@ -265,6 +265,9 @@ def test_a_change_far_larger_than_the_cohort_s_is_named_clipped_or_refused(
     assert line["clients"]["4"] == {
         "weight": 1.0, "norms": {"delta": 300.0}, "share": 300 / 325
     }  # fmt: skip
+    again = Arrival(4, Reply({"delta": torch.tensor([0.0, 900.0])}, {}, 1.0))
+    for policy, mean in expected.items():  # the first reply of a client counts
+        assert moved(policy, Given(*fleet.arrivals, again), [], [])["delta"].tolist() == mean
     got = moved("refuse", fleet, [], [])
     assert got["delta"].tolist() == pytest.approx([17 / 3, 6.0])
     assert got.faults[4] == Fault(

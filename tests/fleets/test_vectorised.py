@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedshot.core.errors import QuorumError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.dataset import Dataset
@@ -20,6 +22,7 @@ from fedshot.fleets.meter import Meter
 from fedshot.fleets.private import PrivateStore
 from fedshot.fleets.sequential import Sequential
 from fedshot.fleets.vectorised import Vectorised
+from fedshot.fleets.worker_processes import Processes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
 from fedshot.protocol.reducers import Gather
@@ -83,6 +86,15 @@ THETA = torch.arange(1000, dtype=torch.float64)
 def test_a_stack_of_ten_clients_holds_one_copy_of_the_model(method: Reader, host: Host) -> None:
     ask(Meter(Vectorised(host)), method.read, {"theta": THETA})
     assert method.looks == [Look(False, THETA.data_ptr())]
+
+
+@pytest.mark.parametrize("fleet", [Sequential, Vectorised, partial(Processes, workers=2)])
+def test_nobody_is_asked(fleet: Callable[[Host], Any], host: Host, method: Reader) -> None:
+    clients = Clients(Meter(fleet(host)), range(N))
+    with pytest.raises(
+        QuorumError, match=r"0 of 0 clients gave a usable reply, the quorum is 1\. T"
+    ):
+        clients.exchange(method.read, {}, to=[], reduce={"sum": Gather()}, key=Key(1))
 
 
 def test_messages_that_differ_are_stacked(method: Reader, host: Host) -> None:

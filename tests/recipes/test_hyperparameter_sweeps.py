@@ -102,6 +102,15 @@ def test_a_grid_has_every_combination_once(tmp_path: Path) -> None:
     assert options(made) == [{LR: lr, STEPS: n} for lr in (0.001, 0.01) for n in (1, 2)]
 
 
+def test_a_point_has_its_values_as_they_are_and_the_default_method(tmp_path: Path) -> None:
+    base = {key: value for key, value in BASE.items() if key != "method"}
+    space = {"model.encoder.path": {"choice": ["\U0001f600", "1e-3"]}}
+    made = Sweep(tmp_path, base, space, seeds=1)
+    found = [made.settings(point) for point in made.points.values()]
+    assert [one["model"]["encoder"]["path"] for one in found] == ["\U0001f600", "1e-3"]
+    assert {one["method"]["name"] for one in found} == {"fl_proto"}
+
+
 def test_random_points_are_drawn_by_their_number_and_option(tmp_path: Path) -> None:
     words = (f"{LR}=log:1e-4,1e-2", f"{STEPS}=int:3,8", "model.backbone.hidden=[4],[8],[16]")
     five = options(swept(tmp_path, *words, random=5))

@@ -222,7 +222,8 @@ def test_fedshots_own_recipes_are_not_taken_the_place_of(tmp_path: Path) -> None
     [
         ("title: A table of ours", "", "recipe t has no title"),
         ("  data: {name: digits}\n", "", "recipe t names no data. Set settings.data.name"),
-        ("  data: {name: digits}\n", "  data: [1]\n", "recipe t names no data"),
+        ("  data: {name: digits}\n", "  data: [1]\n", "data is [1]; expected a name, or keys"),
+        ("  data: {name", "  run: fast\n  data: {name", "run is 'fast'; expected keys and values"),
         ("  data: {name", "  seed: 7\n  data: {name", "sets seed, which differs between runs"),
         ("five: {settings: {", "five: {settings: {name: x, ", "column five sets name"),
         ("method.optimizer.lr: {", "run.cohort: {", "tune sets run.cohort; a row may set"),

@@ -17,6 +17,7 @@ from fedshot.config.load import Config
 from fedshot.evaluation.episodic_test import score
 from fedshot.evaluation.raw_baselines import pixel_logits
 from fedshot.protocol.method import predict_at_server
+from fedshot.reports import run_views
 from fedshot.reports.run_views import Map, PartitionTable, data_views, holdings
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
@@ -274,6 +275,14 @@ def test_only_a_trained_encoder_of_the_server_is_drawn(
     assert isinstance(found, Map) == drawn, found
     if not drawn:
         assert "no single encoder" in str(found)
+
+
+def test_a_state_that_is_a_mapping_is_drawn_with_its_running_statistics(tmp_path: Path) -> None:
+    run = finished(tmp_path / "run", {"method": {"name": "fedavg_probe"}, "run": {"rounds": 1}})
+    assert run.prepared.method.model.norm_policy == "running"
+    found = run_views._mapped(run.prepared, run.server)
+    assert isinstance(found, Map)
+    assert run_views._mapped(run.prepared, run.server._asdict()) == found
 
 
 def test_without_its_data_a_run_says_what_is_missing(tmp_path: Path) -> None:

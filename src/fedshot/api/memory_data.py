@@ -143,7 +143,8 @@ def _examples(data: Any, column: str | None, label: str, client: str | None) -> 
         x, *labels = data
         if hasattr(x, "columns"):  # a DataFrame of features
             x = x.to_numpy()
-        if not (hasattr(x, "__len__") and hasattr(x, "__iter__")) or hasattr(x, "nnz"):
+        listed = hasattr(x, "__len__") and hasattr(x, "__iter__") and not isinstance(x, str | bytes)
+        if not listed or hasattr(x, "nnz"):
             raise DataError(
                 f"the examples X are of type {type(x).__name__}; expected an array, or a list of "
                 "images or texts."

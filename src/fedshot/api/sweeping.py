@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshot.api.listing import Listing
-from fedshot.api.training import given_settings, is_settings, merged_settings, note
+from fedshot.api.training import given_settings, is_settings, merged_settings, note, plain
 from fedshot.api.training_run import TrainingRun
 from fedshot.config.settings import Settings
 from fedshot.core.console import tell
@@ -230,16 +230,10 @@ def _space(path: str, values: Any) -> tuple[str, Space]:
 def _json_value(what: str, value: Any) -> Any:
     """Return a value in JSON's types, with arrays as lists. Raises ConfigError for other types."""
 
-    def plain(one: Any) -> Any:
-        if isinstance(one, Mapping):
-            return dict(one)
-        if isinstance(one, os.PathLike):
-            return os.fspath(one)
-        if hasattr(one, "tolist"):
-            return one.tolist()
+    def refused(one: Any) -> Any:
         raise ConfigError(
             f"{what} has a value of type {type(one).__name__}; expected numbers, texts, lists, "
             "mappings and None."
         )
 
-    return json.loads(json.dumps(value, default=plain))
+    return json.loads(json.dumps(plain(value), default=refused))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedshot.api.memory_data import as_dataset
 from fedshot.api.progress import shown
@@ -110,7 +111,8 @@ def train(
     if tracker:
         check(tracker)
     given, memory = given_settings(data, settings)
-    if resume and config is None and {path for path, _ in trees.flat(given)} <= {*MAY_CHANGE}:
+    only_changes = config is None and {path for path, _ in trees.flat(given)} <= {*MAY_CHANGE}
+    if resume and only_changes and (data is None or run_folder.begun(as_path("out", out))):
         config = run_folder.written(as_path("out", out))
     tree, notices = merged_settings(config, given)
     if out is not None:
@@ -216,7 +218,7 @@ def merged_settings(
         raise ConfigError(f"config is {config!r}, a method. Write method={config!r}.")
     if not isinstance(config, Mapping):
         config = {} if config is None else load(as_path("config", config))
-    return merge_over(config, given)
+    return merge_over(plain(config), given)
 
 
 def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, Any]:
@@ -230,7 +232,7 @@ def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, An
         if close and key not in _WITHOUT_SECTION and "." not in key:
             raise ConfigError(f"there is no option {key!r}. Did you mean {close[0]!r}?")
         for path in _WITHOUT_SECTION.get(key, (key,)):
-            trees.put(given, path, expand_name(path, _plain(value)))
+            trees.put(given, path, expand_name(path, plain(value)))
     if isinstance(data, Mapping) and not data:
         raise ConfigError("data is empty; expected a data set, or no `data` for the default.")
     is_name = isinstance(data, str) and data in KINDS["data"][0]
@@ -241,7 +243,7 @@ def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, An
         )
     if data is None or isinstance(data, str) or is_settings(data):
         if data is not None:
-            trees.put(given, "data", expand_name("data", _plain(data)))
+            trees.put(given, "data", expand_name("data", plain(data)))
         return expand_names(given), None
     if "data" in given:
         raise ConfigError(
@@ -253,8 +255,8 @@ def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, An
 
 def is_settings(data: Any) -> bool:
     """Whether `data` is a section of a configuration, not a mapping from clients to data."""
-    plain = (str, int, float, os.PathLike, type(None))
-    return isinstance(data, Mapping) and all(isinstance(value, plain) for value in data.values())
+    single = (str, int, float, os.PathLike, type(None))
+    return isinstance(data, Mapping) and all(isinstance(value, single) for value in data.values())
 
 
 def _exists(path: str | os.PathLike[str]) -> bool:
@@ -264,14 +266,17 @@ def _exists(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _plain(value: Any) -> Any:
-    """Return a value in a configuration's types: paths become text, mappings become dicts."""
+def plain(value: Any) -> Any:
+    """Return a value in a configuration's types: paths become text, arrays lists, mappings dicts.
+
+    Values of other types are returned as they are.
+    """
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, np.generic):
-        return value.item()
+        return [plain(one) for one in value]
+    if isinstance(value, np.ndarray | np.generic | Tensor):
+        return value.tolist()
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 

@@ -17,7 +17,6 @@ import hashlib
 import os
 import platform
 import re
-import secrets
 import shlex
 import shutil
 import stat
@@ -175,16 +174,7 @@ def _compiled(compiler: list[str], source: bytes) -> bytes:
 def _kept(library: bytes, folder: Path, name: str) -> Path:
     """Write the library atomically, with its hash in the file's name; return the path."""
     path = folder / f"{name}-{hashlib.sha256(library).hexdigest()}.so"
-    partial = folder / f".{secrets.token_hex(8)}"
-    try:
-        with os.fdopen(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o700), "wb") as file:
-            file.write(library)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        storage.flush(folder)
-    finally:
-        partial.unlink(missing_ok=True)
+    storage.write_bytes(path, library, sync=True, mode=0o700)
     return path
 
 

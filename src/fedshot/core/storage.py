@@ -104,11 +104,14 @@ def _forms(entries: str) -> tuple[list[_Form], int]:
     return forms, end
 
 
-def write_bytes(path: Path, *data: bytes | memoryview, sync: bool) -> None:
-    """Replace the content of the file at `path` atomically by the concatenation of `data`."""
+def write_bytes(path: Path, *data: bytes | memoryview, sync: bool, mode: int = 0o666) -> None:
+    """Replace the content of the file at `path` atomically by the concatenation of `data`.
+
+    `mode` are the file's permissions, from its creation on and before the umask.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
     try:
-        with partial.open("wb") as file:
+        with open(partial, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
             file.write(b"".join(data))  # one write takes half the time of one for each leaf
             if sync:
                 file.flush()

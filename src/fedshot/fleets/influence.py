@@ -78,7 +78,9 @@ class Influence(Wrapper):
         held: list[tuple[int, Reply]] = []
         for arrival in self.fleet.replies(exchange):
             client, reply, _ = arrival
-            if reply is None or client in norms or fault(exchange, client, reply):
+            if client in norms:
+                continue  # only a client's first reply counts
+            if reply is None or fault(exchange, client, reply):
                 yield arrival  # the guard handles such replies
                 continue
             norms[client] = {name: _norm(reply.up[name]) for name in means}

@@ -45,7 +45,7 @@ class Vectorised(Threads):
         """Yield the replies, chunk by chunk."""
         exchange = self.host.placed(exchange)
         n, stacks = len(exchange.to), -(-len(exchange.to) // self.chunk)
-        cuts = [n * i // stacks for i in range(stacks + 1)]
+        cuts = [n * i // max(1, stacks) for i in range(stacks + 1)]
         cohorts = (exchange.to[first:last] for first, last in pairwise(cuts))
         for arrivals in self.each(partial(self._serve, exchange), cohorts, stacks):
             yield from arrivals

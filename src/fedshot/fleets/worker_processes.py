@@ -65,7 +65,7 @@ class Processes(Threads):
         Raises WorkerError if a worker process has ended, and any error of a client function.
         """
         here = exchange.work.method is None or self.host.liars is not None
-        if here or self.workers == 1 or len(exchange.to) == 1:
+        if here or self.workers == 1 or len(exchange.to) < 2:
             yield from super().replies(exchange)
             return
         waiting, idle = iter(exchange.to), list(self._running_workers())

@@ -40,12 +40,14 @@ from fedshot.methods.personal.pfedfsl import PFedFSL
 from fedshot.methods.personal.pfedme import PFedMe
 from fedshot.methods.registry import METHODS, register
 
-__all__ = [
-    "F2L", "FED3R", "FRL", "METHODS", "Ditto", "FLProto", "FRLFedAvg", "FRLFinetune", "FRLFrozen",
-    "FRLOneShot", "FRLPersonal", "FSLLocal", "FedAvg", "FedAvgProbe", "FedBABU", "FedCGS",
-    "FedFSLMI", "FedFSLMIAdv", "FedFSLNaive", "FedFSLProx", "FedFomo", "FedMeta", "FedNCM",
-    "FedProto", "FedProx", "FedRep", "HeurFedAMP", "PFedFSL", "PFedMe", "PerFedAvg", "register",
+__all__ = [  # noqa: RUF022  (the order of tables and messages)
+    "FedAvgProbe", "FedBABU", "FedFSLNaive", "FedFSLProx", "FedFSLMI", "FedFSLMIAdv", "FedMeta",
+    "F2L", "FLProto", "FRL", "FRLFedAvg", "FRLFinetune", "FRLFrozen", "FRLOneShot", "FRLPersonal",
+    "FSLLocal", "FedNCM", "FedCGS", "FED3R", "FedAvg", "FedProx", "Ditto", "FedFomo", "FedProto",
+    "FedRep", "HeurFedAMP", "PerFedAvg", "PFedMe", "PFedFSL", "METHODS", "register",
 ]  # fmt: skip
+for _name in __all__[:-2]:
+    register(globals()[_name])
 
 
 class _CallablePackage(ModuleType):

@@ -4,35 +4,6 @@ from typing import Any, TypeVar
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.plugins import place, same_place
-from fedshot.methods.base.fedavg_probe import FedAvgProbe
-from fedshot.methods.base.fedbabu import FedBABU
-from fedshot.methods.base.fedmeta import FedMeta
-from fedshot.methods.base.fl_proto import FLProto
-from fedshot.methods.base.fsl_local import FSLLocal
-from fedshot.methods.f2l.f2l import F2L
-from fedshot.methods.fedfsl.fedfsl_mi import FedFSLMI
-from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv
-from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
-from fedshot.methods.fedfsl.fedfsl_prox import FedFSLProx
-from fedshot.methods.frl.frl import FRL
-from fedshot.methods.frl.frl_fedavg import FRLFedAvg
-from fedshot.methods.frl.frl_finetune import FRLFinetune
-from fedshot.methods.frl.frl_frozen import FRLFrozen
-from fedshot.methods.frl.frl_one_shot import FRLOneShot
-from fedshot.methods.frl.frl_personal import FRLPersonal
-from fedshot.methods.one_round.fed3r import FED3R
-from fedshot.methods.one_round.fedcgs import FedCGS
-from fedshot.methods.one_round.fedncm import FedNCM
-from fedshot.methods.personal.ditto import Ditto
-from fedshot.methods.personal.fedavg import FedAvg
-from fedshot.methods.personal.fedfomo import FedFomo
-from fedshot.methods.personal.fedproto import FedProto
-from fedshot.methods.personal.fedprox import FedProx
-from fedshot.methods.personal.fedrep import FedRep
-from fedshot.methods.personal.heur_fedamp import HeurFedAMP
-from fedshot.methods.personal.per_fedavg import PerFedAvg
-from fedshot.methods.personal.pfedfsl import PFedFSL
-from fedshot.methods.personal.pfedme import PFedMe
 from fedshot.protocol.method import Method
 
 METHODS: dict[str, type[Any]] = {}
@@ -76,37 +47,3 @@ def register(method: M) -> M:
         )
     METHODS[name] = method
     return method
-
-
-for _method in (
-    FedAvgProbe,
-    FedBABU,
-    FedFSLNaive,
-    FedFSLProx,
-    FedFSLMI,
-    FedFSLMIAdv,
-    FedMeta,
-    F2L,
-    FLProto,
-    FRL,
-    FRLFedAvg,
-    FRLFinetune,
-    FRLFrozen,
-    FRLOneShot,
-    FRLPersonal,
-    FSLLocal,
-    FedNCM,
-    FedCGS,
-    FED3R,
-    FedAvg,
-    FedProx,
-    Ditto,
-    FedFomo,
-    FedProto,
-    FedRep,
-    HeurFedAMP,
-    PerFedAvg,
-    PFedMe,
-    PFedFSL,
-):
-    register(_method)

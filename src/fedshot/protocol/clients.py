@@ -153,8 +153,10 @@ class Clients:
         more = f"; and {len(shown) - 5} more" if len(shown) > 5 else ""
         text = (
             f"round {self._round}: {len(outcome.accepted)} of {asked} clients gave a usable reply, "
-            f"the quorum is {quorum}. {'; '.join(shown[:5])}{more}."
+            f"the quorum is {quorum}."
         )
+        if shown:
+            text += f" {'; '.join(shown[:5])}{more}."
         if sum(f.diverged for f in outcome.faults.values()) > len(shown) / 2:
             raise DivergenceError(
                 text,

@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedshot.config import settings as trees
+from fedshot.config.registry import KINDS as COMPONENTS
 from fedshot.config.registry import expand_name, expand_names, layered
 from fedshot.core.errors import ConfigError, nearest
 from fedshot.core.records import Finite
@@ -200,6 +201,11 @@ def _check_layer(what: str, settings: Mapping[str, Any]) -> None:
     for place in ("seed", "name"):
         if place in settings:
             raise ConfigError(f"{what} sets {place}, which differs between runs. Remove it.")
+    for section, value in settings.items():
+        named = section in COMPONENTS
+        if not (value is None or isinstance(value, dict) or (named and isinstance(value, str))):
+            words = f"{'a name, or ' if named else ''}keys and values"
+            raise ConfigError(f"{what}: {section} is {value!r:.60}; expected {words}.")
 
 
 def _row_may_set(settings: Mapping[str, Any]) -> tuple[str, ...]:

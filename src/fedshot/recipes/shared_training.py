@@ -12,29 +12,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
-from typing_extensions import TypedDict
+from pydantic import AfterValidator
 
 from fedshot.config import settings as trees
 from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError
-from fedshot.core.records import Share, Whole
-from fedshot.evaluation.episodic_test import HalfWidth, ValidationResult, checked_episodes
+from fedshot.evaluation.episodic_test import ScoreFields, ValidationResult, checked_episodes
 from fedshot.recipes.recipe import ROW_MAY_SET
 from fedshot.runs.experiment import Experiment
 
 _FILE = "looks.json"
 
 
-class _Validation(TypedDict):
+class _Validation(ScoreFields):
     """The validation result of a round; `of` names the settings, data and model behind it."""
 
-    accuracy: Share
-    interval: HalfWidth
-    per_episode: Annotated[list[Share], Field(min_length=1)]
-    missing: NotRequired[list[Whole]]
     of: dict[str, Any]
 
 
@@ -97,15 +91,9 @@ def _validate(run: Experiment, lead: Experiment) -> Iterator[tuple[int, dict[str
     assert run.prepared.validation is not None
     for round in _validated(lead):
         key, of = str(round), inputs | {"model": lead.checkpoints.hash(round)}
-        if held.get(key, {}).get("of") != of or "missing" not in held[key]:
+        if held.get(key, {}).get("of") != of or "per_episode" not in held[key]:
             found = run.evaluate_state(run.prepared.validation, _server(lead, round), round)
-            held[key] = {
-                "accuracy": found.accuracy,
-                "interval": found.interval,
-                "per_episode": found.per_episode,
-                "missing": found.missing,
-                "of": of,
-            }
+            held[key] = {**found.to_json(), "of": of}
             storage.write_bytes(path, json.dumps(held).encode(), sync=True)
         yield round, held[key]
 

@@ -21,8 +21,8 @@ from pydantic import AfterValidator
 from typing_extensions import TypedDict
 
 from fedshot.config import settings as trees
-from fedshot.config.load import Config, override
-from fedshot.config.registry import KINDS, difference, expand_names, is_text
+from fedshot.config.load import Config, merge_over
+from fedshot.config.registry import KINDS, difference, expand_name, expand_names, is_text
 from fedshot.config.settings import Settings
 from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError, ConfigError
@@ -317,8 +317,12 @@ class Sweep:
 
     def settings(self, point: Point, seed: int = 0) -> Settings:
         """Return the configuration of a point's training run with this seed."""
-        words = [f"--{path}={json.dumps(value)}" for path, value in point.options.items()]
-        settings, _ = override(self.base, words)
+        given: Settings = {}
+        for path, value in point.options.items():
+            trees.put(given, path, expand_name(path, value))
+        settings, _ = merge_over(self.base, given)
+        if trees.at(settings, "method.name") is None:
+            trees.put(settings, "method.name", KINDS["method"][1])
         return {**settings, "name": f"point-{point.key}", "seed": seed}
 
     def run_folder(self, point: Point, seed: int) -> Path:

@@ -107,13 +107,13 @@ def seconds(cell: Cell) -> float | None:
         return None
     settings = cell.settings()
     run, test = _options_of(settings)
-    cohort = run.cohort or int(settings["partition"].get("clients", cost["clients"]))
+    cohort = run.cohort or int(settings.get("partition", {}).get("clients", cost["clients"]))
     validations = 1 + -(-run.rounds // run.validate_every)
     on_test = run.choose == "best_on_test_classes"  # each validation then runs the whole test
     each = test.episodes if on_test else test.validation_episodes
     episodes = test.episodes + validations * each
     if cost.get("own"):  # one episode for each client
-        validated = on_test or settings["partition"].get("validation", 0) > 0
+        validated = on_test or settings.get("partition", {}).get("validation", 0) > 0
         episodes = cost["clients"] * (1 + validations * validated)
     rounds = 0 if cell.lead else run.rounds  # a cell that shares a training trains no rounds
     work = rounds * cohort * steps(settings) * cost["step"]

@@ -28,11 +28,6 @@ _LEDGER = ("phase", "work", "direction", "part", "bytes", "messages")
 _Several: TypeAlias = Annotated[list[Any], Field(min_length=1)]
 
 
-class _DataNote(TypedDict):
-    name: str
-    digest: str
-
-
 class _Split(TypedDict):
     random: NotRequired[_Several | None]
     users: NotRequired[_Several | None]
@@ -146,10 +141,9 @@ class Run:
     @property
     def data(self) -> tuple[str, str]:
         """The name of the dataset and the hash of its content; the hash is "" if not stored."""
-        path = self.folder / dataset_info.FILE
-        if not path.exists():
+        info = dataset_info.stored(self.folder)
+        if info is None:
             return str(self.settings.get("data", {}).get("name", "")), ""
-        info = records.read(path, _DataNote)
         return info["name"], info["digest"]
 
     @property

@@ -140,7 +140,7 @@ def _mapped(prepared: PreparedRun, server: Tree) -> Map | str:
         return f"the server's encoder is not the model's: {found}"
     rows = _some(prepared.dataset.y, prepared.rows.novel)
     x = examples(prepared.dataset, np.concatenate(list(rows.values())))
-    kept = getattr(server, "stats", stats) if model.norm_policy == "running" else stats
+    kept = _fields(server).get("stats", stats) if model.norm_policy == "running" else stats
     mode = Mode(norm="given" if model.norm_policy == "running" else "batch")
     with torch.no_grad(), arithmetic(1):
         h, _ = model.features({**params, "body": body}, kept, x, mode)
@@ -159,9 +159,7 @@ def _mapped(prepared: PreparedRun, server: Tree) -> Map | str:
 
 def _body(server: Any) -> Tree | None:
     """Return the parameters of the encoder in a server's state; None without one."""
-    fields = server._asdict() if hasattr(server, "_asdict") else server
-    if not isinstance(fields, Mapping):
-        return None
+    fields = _fields(server)
     if "body" in fields:
         found: Tree = fields["body"]
         return found
@@ -169,6 +167,12 @@ def _body(server: Any) -> Tree | None:
     names = ("theta", "w", "phi", *(("start",) if "alpha" in fields else ()))
     inner = next((name for name in names if name in fields), None)
     return None if inner is None else _body(fields[inner])
+
+
+def _fields(state: Any) -> Mapping[str, Any]:
+    """Return the parts of a server's state, a named tuple or a mapping, by their names."""
+    fields = state._asdict() if hasattr(state, "_asdict") else state
+    return fields if isinstance(fields, Mapping) else {}
 
 
 def _some(y: Ints, novel: Ints) -> dict[int, Ints]:

@@ -34,7 +34,7 @@ Classes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 _FIX = "Delete data.json and resume the run where its data is available, which rewrites the file"
 
 
-class _InfoNote(TypedDict):
+class DatasetJson(TypedDict):
     """The content of data.json."""
 
     name: str
@@ -149,18 +149,18 @@ class DatasetInfo:
             text = "\n".join(self.words).encode("utf-8", "surrogateescape")
             words = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             storage.write(folder / WORDS, {"table": self.table, "words": words}, sync=False)
-        stored = {name: getattr(self, name) for name in _InfoNote.__annotations__}
+        content = {name: getattr(self, name) for name in DatasetJson.__annotations__}
         if list(self.clients) == list(range(self.dealt)):
-            del stored["clients"]  # of a million clients, the list would take ten megabytes
+            del content["clients"]  # of a million clients, the list would take ten megabytes
         if self.original is None:
-            del stored["original"]
-        data = json.dumps(stored, indent=1, sort_keys=True) + "\n"
+            del content["original"]
+        data = json.dumps(content, indent=1, sort_keys=True) + "\n"
         storage.write_bytes(folder / FILE, data.encode(), sync=False)
 
     @classmethod
     def read(cls, folder: Path) -> DatasetInfo:
         """Read what `write` wrote. Raises CheckpointError if a file is missing or damaged."""
-        info = _read(folder)
+        info = stored(folder)
         if info is None:
             raise CheckpointError(
                 f"{folder} has lost its {FILE}. Run `fedshot resume {typed(folder)}` where its "
@@ -169,7 +169,7 @@ class DatasetInfo:
         known: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in info.items()
-            if name in _InfoNote.__annotations__ and name != "kind"
+            if name in DatasetJson.__annotations__ and name != "kind"
         }
         if "clients" not in known:
             known["clients"] = range(info["dealt"])
@@ -197,20 +197,13 @@ def split_classes(dataset: Dataset, rows: RowSplit) -> Classes:
     return base, validation, novel
 
 
-def held_classes(folder: Path) -> Classes | None:
-    """Return the classes with which a run started; None if its folder has no `data.json`.
+def stored(folder: Path) -> DatasetJson | None:
+    """Return the content of a run's `data.json`; None if its folder has none.
 
     Raises CheckpointError if the file is damaged.
     """
-    info = _read(folder)
-    if info is None:
-        return None
-    return tuple(info["base"]), tuple(info["validation"]), tuple(info["novel"])
-
-
-def _read(folder: Path) -> _InfoNote | None:
     path = folder / FILE
     if not path.exists():
         return None
-    info: _InfoNote = records.read(path, _InfoNote, _FIX)
+    info: DatasetJson = records.read(path, DatasetJson, _FIX)
     return info

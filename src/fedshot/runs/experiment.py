@@ -565,13 +565,14 @@ class Experiment:
 
         Base classes are not compared on a server without training data.
         """
-        held = dataset_info.held_classes(self.folder)
-        if held is None:
+        info = dataset_info.stored(self.folder)
+        if info is None:
             return
+        held = (info["base"], info["validation"], info["novel"])
         names = self.prepared.dataset.class_names
         now = dataset_info.split_classes(self.prepared.dataset, self.prepared.rows)
         for part, before, after in zip(("base", "validation", "novel"), held, now, strict=True):
-            if before == after or (part == "base" and not (before and after)):
+            if before == list(after) or (part == "base" and not (before and after)):
                 continue
             shown = [
                 ", ".join(map(repr, [names[c] for c in one if c < len(names)][:5]))

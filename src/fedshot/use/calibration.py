@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypeAlias
+from typing import Annotated, NotRequired, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from torch import Tensor
 from typing_extensions import TypedDict
 
@@ -142,7 +141,9 @@ def stored(folder: Path) -> list[Calibration]:
     if not path.exists():
         return []
     fix = f"Delete it and run `fedshot calibrate {typed(folder)}` again"
-    return [_entry(entry) for entry in records.read(path, _Entries, fix)["calibrations"]]
+    return TypeAdapter(list[Calibration]).validate_python(
+        records.read(path, _Entries, fix)["calibrations"]
+    )
 
 
 def calibration_of(
@@ -163,16 +164,3 @@ def calibration_of(
         return abs(math.log(one.shot / max(1, shot))) + abs(math.log(one.way / way)) / 2
 
     return min(own, key=distance, default=None)
-
-
-def _entry(entry: dict[str, Any]) -> Calibration:
-    unknown = tuple(
-        Unknown(**{**one, "interval": _pair(one.get("interval"))})
-        for one in entry.get("unknown", ())
-    )
-    interval = _pair(entry.get("ece_interval"))
-    return Calibration(**{**entry, "unknown": unknown, "ece_interval": interval})
-
-
-def _pair(found: Sequence[float] | None) -> Interval | None:
-    return None if found is None else (found[0], found[1])

@@ -19,7 +19,7 @@ from fedshot.learners.maml import Maml
 from fedshot.methods.fedfsl import fedfsl_mi_adv
 from fedshot.methods.fedfsl import prediction_regularizer as nn_nearness
 from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv
-from fedshot.methods.fedfsl.prediction_regularizer import ReferenceLogits
+from fedshot.methods.fedfsl.prediction_regularizer import ReferenceLogits, RegularizedMaml
 from fedshot.nn.heads import LinearHead
 from fedshot.nn.losses import floored_kl, kl
 from fedshot.nn.models.backbones import MLP
@@ -360,13 +360,13 @@ def test_the_reference_answers_each_episode_once(
     mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    plain = nn_nearness.reference_logits
+    plain = RegularizedMaml.reference_logits
 
-    def counted(learner: Any, params: Any, stats: Any, episode: Any, *rest: Any) -> Any:
+    def counted(self: Any, reference: Any, stats: Any, episode: Any, *rest: Any) -> Any:
         asked.append(episode)
-        return plain(learner, params, stats, episode, *rest)
+        return plain(self, reference, stats, episode, *rest)
 
-    monkeypatch.setattr(nn_nearness, "reference_logits", counted)
+    monkeypatch.setattr(RegularizedMaml, "reference_logits", counted)
     m = method(gamma=2.0, mode=mode, mi_in_stages=True, local_steps=3)
     visit(m, tmp_path)
     assert len(asked) == len({id(e) for e in asked}) == m.n_episodes

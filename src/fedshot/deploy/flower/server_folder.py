@@ -203,14 +203,4 @@ def make_private_folder(path: Path) -> None:
 
 def write_secret(path: Path, data: bytes) -> None:
     """Write a file atomically; at no time can anybody but its owner read it."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-    handle = os.open(partial, flags, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    storage.write_bytes(path, data, sync=True, mode=0o600)

@@ -25,8 +25,7 @@ from fedshot.data.episodes.episode import Episode
 from fedshot.learners.learner import EpisodeLoss
 from fedshot.learners.local_training import LocalEpisodes, check_not_negative, local_sgd
 from fedshot.learners.maml import InnerLoop, Maml
-from fedshot.learners.prediction_drift import PART, answer_common
-from fedshot.methods.fedfsl.drift import average_with_drift
+from fedshot.learners.prediction_drift import PART, answer_common, common_form, divergence
 from fedshot.methods.fedfsl.leave_one_out import (
     Reference,
     first_pool,
@@ -36,10 +35,11 @@ from fedshot.methods.fedfsl.leave_one_out import (
     next_share,
 )
 from fedshot.nn.optim import Optimizer
-from fedshot.protocol.averaging import changes
+from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import EpisodicMethod, ServerModel, Traits
+from fedshot.protocol.reducers import Gather
 
 Weighing = Literal["episodes", "examples"]
 OptimizerState = Literal["reset", "keep"]
@@ -181,17 +181,18 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
                 "method.reference is 'exclusive', the average of the other clients' models, but "
                 "there is only one client. Set it to 'global', or use more clients."
             )
-        new, got = average_with_drift(
+        common = common_form(self.model, self.common_questions)
+        new, got = average(
             clients,
             self.train,
             {"w": server.w, "stats": server.stats},
             key,
             max_weight=self.n_episodes if self.weigh_by == "episodes" else None,
             down={"pool": server.pool} if server.pool else {},
-            model=self.model,
-            n=self.common_questions,
+            reduce={name: Gather(form) for name, form in common.items()},
         )
-        return FedFSLState(**new, pool=next_pool(server.pool, got.weight)), got.metrics
+        state = FedFSLState(**new, pool=next_pool(server.pool, got.weight))
+        return state, {**got.metrics, **divergence(got)}
 
     def server_model(self, server: FedFSLState) -> ServerModel:
         """Return the learner with the server's weights."""

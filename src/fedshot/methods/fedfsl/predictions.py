@@ -8,13 +8,11 @@ the default is to adapt.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedshot.core import tree
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.learners.maml import Maml
@@ -133,25 +131,3 @@ def _of_whole(
     if "unadapted_query" in kinds:
         p["unadapted_query"], _ = predict(params)
     return EpisodePredictions(query, moved, p)
-
-
-def reference_logits(
-    learner: Maml,
-    params: Tree,
-    stats: Tree,
-    episode: Episode,
-    seed: Tensor,
-    kind: Predictions,
-    features: SharedFeatures | None = None,
-) -> Tensor:
-    """Return the logits [queries, way] of the reference model `params`, without a gradient.
-
-    The inner steps are first-order, because nothing differentiates them. This gives the same values
-    up to rounding, for less work.
-    """
-    steps = 0 if kind == "unadapted_query" else learner.inner.steps
-    still = replace(learner, inner=replace(learner.inner, order="first", steps=steps))
-    w = tree.detach(params)
-    body = w["body"] if features is None else params["body"]  # the cache knows it by identity
-    (found,) = paired_predictions(still, body, [w["head"]], stats, episode, seed, (kind,), features)
-    return found.p[kind].detach()

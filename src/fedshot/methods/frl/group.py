@@ -74,7 +74,7 @@ class Group:
         Raises QuorumError if no reply is usable.
         """
         exchange = Exchange(ClientWork.of(work), down, tuple(to), reduce, key, (0, 0))
-        outcome = reduce_replies(_Here(self), exchange)  # type: ignore[arg-type]
+        outcome = reduce_replies(self, exchange)  # type: ignore[arg-type]
         device = self._device(down)
         if device.type != "cpu":  # sums are made on the CPU, as those of clients are
             outcome = replace(outcome, parts=tree.to(dict(outcome.parts), device))
@@ -88,7 +88,8 @@ class Group:
         first = [] if isinstance(down, PerClient) else tree.leaves(down)
         return first[0].device if first else torch.device("cpu")
 
-    def _replies(self, exchange: Exchange) -> Iterator[Arrival]:
+    def replies(self, exchange: Exchange) -> Iterator[Arrival]:
+        """Yield the clients' replies; it is all of a fleet that `reduce_replies` needs."""
         for client in exchange.to:
             message = exchange.message(client)
             reply = exchange.work(message, {}, self._drawn(exchange, client)).on_cpu()
@@ -103,13 +104,3 @@ class Group:
                 yield Arrival(client, None, Fault("refused", reason))
             else:
                 yield Arrival(client, reply)
-
-
-class _Here:
-    """A stand-in for a fleet: it has only the method that `reduce_replies` calls."""
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-
-    def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-        return self._group._replies(exchange)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the usual name)
+from torch.overrides import TorchFunctionMode
 
 from fedshot.core.machine import arithmetic
 from fedshot.core.seeds import Key
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
 from fedshot.nn.models.module_backbone import ModuleBackbone
-from fedshot.nn.models.torch_calls import TorchCalls
 
 _BY_FILTERS = (torch.conv2d, F.linear)
 _PRODUCTS = (torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__)
@@ -43,7 +42,7 @@ def step_flops(model: Model, examples: int) -> int:
     return 3 * counter.flops * examples // 2
 
 
-class _Counter(TorchCalls):
+class _Counter(TorchFunctionMode):
     """Counts the multiplications and additions of convolutions and matrix products.
 
     torch's FlopCounterMode counts the same, but loads torch's compiler, which takes a third of the
@@ -54,7 +53,8 @@ class _Counter(TorchCalls):
         super().__init__()
         self.flops = 0
 
-    def call(self, func: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any]) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
         result = func(*args, **given)
         if func in _BY_FILTERS:
             self.flops += 2 * result.numel() * args[1][0].numel()

@@ -7,7 +7,7 @@ alone. All other tensors are constants.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.tree import Tree
 from fedshot.nn.models.layers import batch_norm, dropout
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.models.torch_calls import TorchCalls
 from fedshot.nn.stacks import plain
 
 _TORCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -178,14 +178,15 @@ def _running(layer: _BatchNorm) -> Tree:
     return {"mean": layer.running_mean.detach(), "var": layer.running_var.detach()}
 
 
-class _PlainAttention(TorchCalls):
+class _PlainAttention(TorchFunctionMode):
     """Computes attention by matrix products, which can be stacked and differentiated twice.
 
     The fused kernels of torch cannot. While such a mode is active, torch's Transformer layers also
     avoid their fast path for inference, which would skip adapters.
     """
 
-    def call(self, func: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any]) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **given)
         if func is F.multi_head_attention_forward:
