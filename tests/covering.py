@@ -32,6 +32,11 @@ def covering(*axes: Iterable[Any]) -> list[Any]:
     ]
 
 
+def diagonal(*axes: Iterable[Any]) -> list[Any]:
+    """Return the quick combinations of `covering` alone: for axes that do not interact."""
+    return [param for param in covering(*axes) if not param.marks]
+
+
 def pairwise(*axes: Iterable[Any]) -> list[Any]:
     """Return some combinations of `covering`: each two values of two axes meet in one of them."""
     values = [list(axis) for axis in axes]

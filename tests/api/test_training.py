@@ -57,8 +57,6 @@ def test_a_file_gives_the_run_that_the_command_line_gives(tmp_path, small, first
     [
         ({"data": "digitz"}, "data.name is 'digitz'. Did you mean 'digits'"),
         ({"ruonds": 3}, "no option 'ruonds'. Did you mean 'rounds'"),
-        ({"run": {"round": 3}}, "no option 'run.round'"),
-        ({"rounds": "many"}, "run.rounds is 'many'; expected a whole number"),
         ({"tracker": "trakker"}, "tracker is 'trakker'"),
     ],
 )

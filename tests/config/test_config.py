@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
-from covering import slow
+from covering import diagonal, slow
 from fedshot.config.load import Config, load, override
 from fedshot.config.registry import difference
 from fedshot.core.errors import ConfigError, DataError
@@ -181,8 +181,9 @@ def test_a_section_on_the_command_line_is_merged() -> None:
     assert run["unreliable"] == {"drop": 0.5, "delay": 0.1, "corrupt": 0.0}
 
 
-@pytest.mark.parametrize("option", ["--method", "--method.name"])
-@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize(
+    ("option", "short"), diagonal(["--method", "--method.name"], [True, False])
+)
 def test_the_same_kind_keeps_the_options_of_the_file(option: str, short: bool) -> None:
     file: dict[str, Any] = {"method": {"name": "fl_proto", "local_steps": 7}}
     if short:

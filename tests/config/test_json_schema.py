@@ -40,6 +40,7 @@ def test_the_command_prints_it(schema: dict[str, Any], capsys: pytest.CaptureFix
 @pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.yaml")), ids=lambda path: path.name)
 def test_the_examples_are_of_the_schema(path: Path, validator: Draft202012Validator) -> None:
     validator.validate(load(path))
+    assert Config.of(load(path)).name
 
 
 @pytest.mark.slow

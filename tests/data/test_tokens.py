@@ -201,7 +201,6 @@ def test_a_backbone_is_refused_data_it_does_not_take():
         other = {"shape": (8, 8, 1)} if "text" in takes else {"shape": (5, 2), "table": table}
         with pytest.raises(ConfigError, match=f"takes {takes[0]}"):
             Model(kind(), None, **other)
-        assert name
 
 
 def test_shapes_and_inputs_of_texts_are_checked():

@@ -50,7 +50,7 @@ from system.runs import SMALL
 NODE = ["node", "--server", "127.0.0.1:1", "--data", "x"]
 
 
-@pytest.mark.parametrize("action", ["run", "up", "server"])
+@pytest.mark.parametrize("action", ["run", "server"])
 def test_without_flower_it_says_how_to_install_it(
     action: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from covering import covering
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.seeds import Key
 from fedshot.fleets.asynchronous import Asynchronous
@@ -137,11 +138,14 @@ def brute_force(
     return w, found
 
 
-@pytest.mark.parametrize("lost", [(), (3,), tuple(range(0, 20, 2))])
-@pytest.mark.parametrize(("m", "k"), [(1, 1), (4, 1), (4, 3), (4, 4), (20, 5)])
+@pytest.mark.parametrize(
+    ("size", "lost"),
+    covering([(1, 1), (4, 1), (4, 3), (4, 4), (20, 5)], [(), (3,), tuple(range(0, 20, 2))]),
+)
 def test_rounds_are_those_of_a_simulation_by_small_steps(
-    tmp_path: Path, m: int, k: int, lost: tuple[int, ...]
+    tmp_path: Path, size: tuple[int, int], lost: tuple[int, ...]
 ) -> None:
+    m, k = size
     fleet = clock(tmp_path, m, k, lost)
     w, found = play(fleet, range(1, 9), torch.ones(1, dtype=torch.float64), 20, k)
     expected, schedule = brute_force(m, k, 8, 20, lost)

@@ -16,6 +16,7 @@ import torch
 
 from conformance.cases import METHODS, REFUSED
 from conformance.conftest import KEEP_STATES
+from covering import covering
 from fedshot.conformance.federation import (
     Federation,
     FixedCohort,
@@ -249,8 +250,11 @@ MODULES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("backbone", [MLP(), ResNet12((4, 4, 6, 6)), *MODULES, *TEXTS], ids=str)
+@pytest.mark.parametrize(
+    ("backbone", "dtype"),
+    covering([MLP(), ResNet12((4, 4, 6, 6)), *MODULES, *TEXTS], ["float32", "float64"]),
+    ids=str,
+)
 def test_a_backbone_has_the_gradients_of_a_cpu(backbone: Any, dtype: Any) -> None:
     draw = torch.Generator().manual_seed(0)
     if backbone in TEXTS:

@@ -39,8 +39,3 @@ def test_a_method_that_is_defined_again_replaces_the_earlier_one(
     monkeypatch.delitem(METHODS, "mine", raising=False)
     first, second = defined(), defined()
     assert METHODS.pop("mine") is second is not first
-
-
-def test_the_methods_of_the_package_are_registered_by_their_names() -> None:
-    assert all(name == method.name for name, method in METHODS.items())
-    assert len(METHODS) >= 29

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from differences import noise, slope
+from differences import noise
 from fedshot.core import tree
 from fedshot.core.tree import Tree
 from fedshot.nn.gradients import descend, value_and_grad
@@ -146,23 +146,6 @@ def test_the_meta_gradient_equals_that_of_torch_func(steps: int) -> None:
     want = torch.func.grad(by_torch_func)(point(), 0.1, steps)
     got = meta_gradient(point(), steps, second=True)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-15)
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_the_meta_gradient_on_two_parameters_equals_finite_differences(steps: int) -> None:
-    def tree_of(v: Tensor) -> Tree:
-        return {"body": {"a": v[:1]}, "head": (v[1:],)}
-
-    at = torch.tensor([0.6, -1.1], dtype=torch.float64)
-    grad = meta_gradient(tree_of(at), steps, second=True)
-    got = torch.cat([grad["body"]["a"], grad["head"][0]])
-    want = torch.stack(
-        [
-            slope(lambda v: by_torch_func(tree_of(v), 0.1, steps), at, along, 1e-3)
-            for along in torch.eye(2, dtype=torch.float64)
-        ]
-    )
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
 
 
 def test_the_first_order_gradient_is_the_query_gradient_where_the_steps_end() -> None:

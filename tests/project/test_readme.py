@@ -83,11 +83,6 @@ def test_its_python_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert 0 <= found["run"].result.accuracy <= 1
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
-def test_the_examples_are_valid(path: Path) -> None:
-    assert Config.of(load(path)).name
-
-
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 

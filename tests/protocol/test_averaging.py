@@ -140,15 +140,6 @@ def test_with_unequal_work_the_mean_is_weighted_by_the_episodes(
 
 
 @pytest.mark.parametrize("cls", METHODS)
-def test_with_one_client_the_server_ends_at_its_model(cls: type[Any], tmp_path: Path) -> None:
-    m = method(cls)
-    h = host(m, tmp_path, 1)
-    server = m.init(Key(9))
-    after, _ = m.round(server, Clients(Guard(Sequential(h)), [0], round=1), ROUND)
-    close(weights_and_stats(after), client_model(m, h, server, 0)[:2])
-
-
-@pytest.mark.parametrize("cls", METHODS)
 def test_metrics_are_weighted_like_the_models(cls: type[Any], tmp_path: Path) -> None:
     m = method(UnequalProto if cls is FLProto else UnequalNaive)
     spy = Spy(Sequential(host(m, tmp_path, 3)))
@@ -272,19 +263,9 @@ def quadratic_rounds(m: Quadratic, folder: Path, rounds: int) -> Iterator[Tensor
 @pytest.mark.parametrize("m", CASES, ids=str)
 def test_a_round_on_quadratic_clients_equals_the_closed_form(m: Quadratic, tmp_path: Path) -> None:
     matrix, offset = m.affine()
-    before, after = quadratic_rounds(m, tmp_path, 1)
-    close(after, matrix @ before + offset, 1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("m", CASES, ids=str)
-def test_rounds_on_quadratic_clients_converge_to_the_fixed_point(
-    m: Quadratic, tmp_path: Path
-) -> None:
-    matrix, offset = m.affine()
-    fixed = torch.linalg.solve(torch.eye(DIM, dtype=torch.float64) - matrix, offset)
-    *_, last = quadratic_rounds(m, tmp_path, 160)
-    close(last, fixed, 1e-11)
+    before, middle, after = quadratic_rounds(m, tmp_path, 2)
+    close(middle, matrix @ before + offset, 1e-12)
+    close(after, matrix @ middle + offset, 1e-12)
 
 
 @pytest.mark.slow

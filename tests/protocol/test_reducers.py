@@ -159,15 +159,15 @@ def test_a_scalar_and_an_empty_leaf_and_an_empty_tree_are_reduced() -> None:
 
 
 @pytest.mark.parametrize("cohort", [1, 2, 3, 64, 1000, 10**6])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_full_cohort_at_the_limit_does_not_overflow(cohort: int, sign: int) -> None:
-    accumulator = Sum(F64).start(cohort)
-    part = tensor([sign * LIMIT] * 3)
-    assert Sum(F64).fault(0, part, 1.0) is None
-    once = Sum(F64).start(cohort)
-    once.add(0, part, 1.0)
-    accumulator.total = once.total * cohort  # what `cohort` additions come to
-    assert accumulator.result().tolist() == [sign * LIMIT * cohort] * 3
+def test_a_full_cohort_at_the_limit_does_not_overflow(cohort: int) -> None:
+    for sign in (1, -1):
+        accumulator = Sum(F64).start(cohort)
+        part = tensor([sign * LIMIT] * 3)
+        assert Sum(F64).fault(0, part, 1.0) is None
+        once = Sum(F64).start(cohort)
+        once.add(0, part, 1.0)
+        accumulator.total = once.total * cohort  # what `cohort` additions come to
+        assert accumulator.result().tolist() == [sign * LIMIT * cohort] * 3
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.25, 1000.0])
@@ -210,13 +210,16 @@ def test_whether_a_part_is_refused_does_not_depend_on_who_came_first() -> None:
     assert reducer.fault(0, part, 2.0) is before is None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", [Mean, Sum, Gather, partial(Gather, limit=math.inf)])
-def test_what_is_not_finite_is_refused(kind: Callable[[Tree], Reducer], dtype: torch.dtype) -> None:
-    reducer = kind({"v": torch.ones(2, dtype=dtype), "w": torch.ones(3, dtype=dtype)})
-    for value in (math.nan, math.inf, -math.inf):
-        part = {"v": torch.ones(2, dtype=dtype), "w": torch.tensor([0.0, value, 1.0], dtype=dtype)}
-        assert reducer.fault(0, part, 1.0) == "w holds a value that is not finite", value
+def test_what_is_not_finite_is_refused(kind: Callable[[Tree], Reducer]) -> None:
+    for dtype in (torch.float32, torch.float64):
+        reducer = kind({"v": torch.ones(2, dtype=dtype), "w": torch.ones(3, dtype=dtype)})
+        for value in (math.nan, math.inf, -math.inf):
+            part = {
+                "v": torch.ones(2, dtype=dtype),
+                "w": torch.tensor([0.0, value, 1.0], dtype=dtype),
+            }
+            assert reducer.fault(0, part, 1.0) == "w holds a value that is not finite", value
 
 
 def test_a_mean_of_whole_numbers_is_refused() -> None:
@@ -248,13 +251,6 @@ def test_weights_huge_and_tiny_are_refused_or_right(
     ]
     for far in distance(found, exact):
         assert far <= Fraction(1, 10**6)
-
-
-def test_a_huge_weight_does_not_turn_zeros_into_something_else() -> None:
-    """Within the limit, as 0 * w always is; yet w * 2**bits is beyond float64."""
-    reducer = Mean(F64)
-    if reducer.fault(0, F64, 1e300) is None:
-        assert reduce(reducer, [([0.0] * 3, 1e300)]).tolist() == [0.0] * 3
 
 
 def test_a_part_in_other_containers_is_refused_or_reduced_but_never_a_crash() -> None:
@@ -290,16 +286,14 @@ def test_gather_with_a_form_refuses_other_forms() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_one_value_that_is_not_finite_is_found_in_any_leaf(
-    dtype: torch.dtype, value: float
-) -> None:
-    pixels = torch.zeros(1, 2, 2, 2, dtype=dtype).to(memory_format=torch.channels_last)
-    leaves = [torch.tensor(7), torch.full((3,), 1e38, dtype=dtype), pixels, torch.zeros(0)]
-    assert all_finite(leaves)
-    for leaf in leaves[1:3]:
-        was = leaf.clone()
-        leaf[(-1,) * leaf.dim()] = value
-        assert not all_finite(leaves)
-        leaf.copy_(was)
-    assert all_finite(leaves)
+def test_one_value_that_is_not_finite_is_found_in_any_leaf(dtype: torch.dtype) -> None:
+    for value in (math.nan, math.inf, -math.inf):
+        pixels = torch.zeros(1, 2, 2, 2, dtype=dtype).to(memory_format=torch.channels_last)
+        leaves = [torch.tensor(7), torch.full((3,), 1e38, dtype=dtype), pixels, torch.zeros(0)]
+        assert all_finite(leaves)
+        for leaf in leaves[1:3]:
+            was = leaf.clone()
+            leaf[(-1,) * leaf.dim()] = value
+            assert not all_finite(leaves)
+            leaf.copy_(was)
+        assert all_finite(leaves)

@@ -97,17 +97,16 @@ def test_no_other_column_shares_images_between_clients() -> None:
     assert shared == {("pfedfsl-table1", f"{of}-n20-k20-path") for of in ("cifar100", "mini")}
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_all_clients_take_part_but_in_the_budget_that_reads_the_set_up(name: str) -> None:
-    recipe = load(name)
-    assert recipe.kind == "picture" or "participation" in recipe.open
-    for budget in recipe.budgets:
-        cohorts = {cell.settings()["run"].get("cohort") for cell in recipe.cells(budget)}
-        assert cohorts == ({5} if budget == "five-clients" else {None})
-    if "five-clients" in recipe.budgets:
-        papers, five = (recipe.budget(key) for key in ("paper", "five-clients"))
-        assert papers.exchanges == five.exchanges == 500
-        assert papers.settings["model"] == five.settings["model"]
+def test_all_clients_take_part_but_in_the_budget_that_reads_the_set_up() -> None:
+    for recipe in map(load, EVERY):
+        assert recipe.kind == "picture" or "participation" in recipe.open, recipe.name
+        for budget in recipe.budgets:
+            cohorts = {cell.settings()["run"].get("cohort") for cell in recipe.cells(budget)}
+            assert cohorts == ({5} if budget == "five-clients" else {None}), recipe.name
+        if "five-clients" in recipe.budgets:
+            papers, five = (recipe.budget(key) for key in ("paper", "five-clients"))
+            assert papers.exchanges == five.exchanges == 500
+            assert papers.settings["model"] == five.settings["model"]
 
 
 def test_as_many_clients_are_left_out_as_the_recipe_says() -> None:
@@ -134,21 +133,23 @@ def test_the_rows_that_send_no_zeros_differ_from_others_in_this_alone() -> None:
         assert rows[sparse].settings["method"] == method | {"l1": "proximal"}
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_the_reading_that_runs_is_told(name: str) -> None:
-    recipe = load(name)
-    assert recipe.open["mode"].startswith("strict")
-    modes = {key: row.settings["method"].get("mode", "strict") for key, row in recipe.rows.items()}
-    literal = [key for key, mode in modes.items() if mode == "paper"]
+def test_the_reading_that_runs_is_told() -> None:
     literals = ("pfedfsl-table1", "pfedfsl-table2", "pfedfsl-fig4", *TUNED)
     told = {key: ["pfedfsl-paper"] for key in literals}
     told["pfedfsl-table3"] = ["paper", "paper-sparse"]
-    assert literal == told.get(name, [])
+    for name, recipe in ((name, load(name)) for name in EVERY):
+        assert recipe.open["mode"].startswith("strict"), name
+        methods = {key: row.settings["method"] for key, row in recipe.rows.items()}
+        literal = [key for key, method in methods.items() if method.get("mode") == "paper"]
+        assert literal == told.get(name, []), name
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_the_papers_reading_has_the_methods_name_and_ours_is_marked(name: str) -> None:
-    recipe = load(name)
+def test_the_papers_reading_has_the_methods_name_and_ours_is_marked() -> None:
+    for name in EVERY:
+        is_marked(name, load(name))
+
+
+def is_marked(name: str, recipe: Any) -> None:
     rows = [row for row in recipe.rows.values() if row.method == "pfedfsl"]
     if name in ("pfedfsl-fig2", "pfedfsl-fig5"):  # of one reading: its title says of which
         assert recipe.title.endswith("pFedFSL, our reading")

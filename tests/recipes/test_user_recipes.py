@@ -81,7 +81,6 @@ def test_rows_of_a_folder_of_results_join_the_recipe(tmp_path: Path) -> None:
         ({"F2L": {"settings": METHOD}}, "f2l-huffpost has a row 'F2L'. Choose another"),
         ({"A": {"settings": METHOD}, "a": {"settings": METHOD}}, "differ only in capital letters"),
         (tuned("method.name", {"choice": ["f2l", "frl"]}), "would search for method.name"),
-        (tuned("method.lr", {"log": [1, float("inf")]}), "expected {log"),
         ({"mine": None}, "row mine holds None; expected keys and values"),
         ({"mine": {}}, "row mine names no method"),
         ({"mine": {"settings": {"method": ["f2l"]}}}, "row mine names no method"),
@@ -98,17 +97,21 @@ def test_rows_of_a_folder_of_results_join_the_recipe(tmp_path: Path) -> None:
         (tuned("seed", {"choice": [1]}), "sets seed; a row may"),
         (tuned("method.rounds", [1]), "tune is {'method.rounds': [1]}; expected options"),
         (tuned("method.lr", {"log": [0, 1]}), "method.lr is {'log': [0, 1]}; expected {log"),
-        (tuned("method.lr", {"log": ["1e-3", 1]}), "expected {log"),
-        (tuned("method.lr", {"linear": [1, 0]}), "expected {log"),
-        (tuned("method.lr", {"normal": [0, 1]}), "expected {log"),
-        (tuned("method.lr", {"log": [1, 2], "linear": [1, 2]}), "expected {log"),
-        ({"mine": {"settings": METHOD, "trained_as": "nobody"}}, "is trained as 'nobody'"),
     ],
 )
 def test_rows_that_cannot_be_are_refused(rows: Any, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         joined(load("f2l-huffpost"), rows, "rows.yaml")
     assert words in str(refused.value)
+
+
+def test_a_space_that_none_can_be_drawn_from_is_refused() -> None:
+    for space in (
+        {"log": [1, float("inf")]}, {"log": ["1e-3", 1]}, {"linear": [1, 0]}, {"normal": [0, 1]},
+        {"log": [1, 2], "linear": [1, 2]},
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=r"expected \{log"):
+            joined(load("f2l-huffpost"), tuned("method.lr", space), "rows.yaml")
 
 
 def test_a_picture_takes_no_rows() -> None:

@@ -112,12 +112,6 @@ def test_a_client_that_never_trained_is_refused(tmp_path: Path) -> None:
     assert wrong == 4
 
 
-def test_a_client_is_refused_where_the_server_answers(run: Experiment) -> None:
-    x, y = examples(run)
-    with pytest.raises(ConfigError, match="clients of fl_proto keep no models"):
-        FewShotClassifier.from_run(run.folder, client=0).fit(x, y)
-
-
 def test_nothing_of_the_training_data_is_read(
     run: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,11 +144,6 @@ def test_facts_of_other_data_are_refused(tmp_path: Path) -> None:
     path.write_text(text[:50], encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"data\.json is damaged"):
         FewShotClassifier.from_run(tmp_path / "run")
-
-
-def test_no_run_and_no_checkpoint_are_told(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds no run"):
-        FewShotClassifier.from_run(tmp_path / "nothing")
 
 
 def test_examples_added_later_count_as_those_given_at_once(run: Experiment) -> None:

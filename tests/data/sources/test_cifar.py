@@ -8,7 +8,6 @@ import pickle
 import pickletools
 import re
 import tarfile
-import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from fedshot.data.files import pickled
 from fedshot.data.files.archives import opened
 from fedshot.data.sources.cifar import CIFAR10, Cifar10, Cifar100
 from fedshot.data.sources.splits.published import packaged
+from memory import memory_below
 
 FINE = tuple(packaged("cifar100")["classes"])
 
@@ -294,7 +294,7 @@ class Evil:
         return Path.touch, (self.made,)
 
 
-@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("protocol", [0, 2, 5])
 def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path, protocol):
     made = tmp_path / "made"
     with pytest.raises(DataError, match=r"bad is not one of CIFAR's pickles.*open this one with"):
@@ -365,11 +365,9 @@ def test_a_text_that_fills_many_arrays_is_not_copied_for_each():
         ]
     )
     assert len(bomb) < 250_000
-    tracemalloc.start()
-    with pytest.raises(DataError, match=r"bad is not .*its arrays have more bytes than the file"):
+    said = r"bad is not .*its arrays have more bytes than the file"
+    with memory_below(5_000_000), pytest.raises(DataError, match=said):
         pickled.read(bomb, "bad")
-    assert tracemalloc.get_traced_memory()[1] < 5_000_000
-    tracemalloc.stop()
 
 
 def test_one_long_file_name_does_not_make_all_of_them_long(tmp_path):
@@ -380,10 +378,8 @@ def test_one_long_file_name_does_not_make_all_of_them_long(tmp_path):
     long = b"T" + (60_000).to_bytes(4, "little") + b"0" * 59_994 + b"_0.png"
     files["train"] = whole.replace(short("0_0.png"), long)
     write_tar(tmp_path / "cifar100" / "cifar-100-python.tar.gz", files)
-    tracemalloc.start()
-    dataset = Cifar100().load(tmp_path)
-    assert tracemalloc.get_traced_memory()[1] < 5_000_000
-    tracemalloc.stop()
+    with memory_below(5_000_000):
+        dataset = Cifar100().load(tmp_path)
     assert np.array_equal(dataset.x[0], image(0, 0))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.errors import DataError
 from fedshot.data.sources.hf import HF
 
 INSTALLED = importlib.util.find_spec("datasets") is not None
@@ -20,12 +20,6 @@ needs_datasets = pytest.mark.skipif(not INSTALLED, reason="needs the extra hf")
 def test_either_text_or_image_says_what_the_data_is(columns):
     with pytest.raises(DataError, match="set either `text` or `image`"):
         HF("some/name", **columns)
-
-
-@pytest.mark.skipif(INSTALLED, reason="is about the extra missing")
-def test_without_the_extra_it_is_said_what_to_install():
-    with pytest.raises(ConfigError, match=r"pip install 'fedshot\[hf\]'"):
-        HF("some/name", text="text").load(None)
 
 
 @pytest.fixture

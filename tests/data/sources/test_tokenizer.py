@@ -60,11 +60,8 @@ def test_every_letter_and_digit_ends_up_in_a_token(parts):
         assert [c for token in tokenize(text) for c in token if c.isalnum()] == want
 
 
-@pytest.mark.parametrize(
-    "piece", ["a.", "1.", "a", "n't", "'s", "@", "-a", "a.b-", "www.", "1a", "_"]
-)
-def test_no_text_takes_more_than_a_moment(piece):
+def test_no_text_takes_more_than_a_moment():
     """A pattern that tries each pair of places would not end."""
-    n = 50_000 // len(piece)
-    for end in ("", "@"):
-        assert tokenize(piece * n + end)
+    for piece in ("a.", "1.", "a", "n't", "'s", "@", "-a", "a.b-", "www.", "1a", "_"):
+        for end in ("", "@"):
+            assert tokenize(piece * (50_000 // len(piece)) + end)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from covering import covering
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.seeds import Key
@@ -140,8 +141,7 @@ def test_the_encoder_starts_where_that_of_prototypes_does() -> None:
     assert tree.digest(m.init(Key(2)).stats) == tree.digest(stats)
 
 
-@pytest.mark.parametrize("probe", ["mean", "logistic", "ridge"])
-@pytest.mark.parametrize("many", [True, False])
+@pytest.mark.parametrize(("probe", "many"), covering(["mean", "logistic", "ridge"], [True, False]))
 def test_a_test_is_answered_by_the_probe_on_running_features(
     probe: Any, many: bool, tmp_path: Path
 ) -> None:

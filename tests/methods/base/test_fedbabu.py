@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from covering import slow
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -146,7 +147,7 @@ def test_at_test_a_new_head_takes_gradient_steps_on_features_of_length_one(
         torch.testing.assert_close(found, head(query).detach(), rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("probe", ["mean", "logistic", "ridge"])
+@pytest.mark.parametrize("probe", ["ridge", *slow("mean", "logistic")])
 def test_the_other_probes_answer_too(probe: Any, tmp_path: Path) -> None:
     run = Run(method(probe=probe), tmp_path)
     body, eval_episodes = twin(run.round()), run.eval_episodes(many=False)

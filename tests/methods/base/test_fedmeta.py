@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from covering import pairwise
+from covering import covering, pairwise
 from differences import direction, dot, slope
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
@@ -107,21 +107,6 @@ def test_without_inner_steps_a_round_is_a_gradient_step_on_all_queries(tmp_path:
     x, y = torch.cat([e.query_x for e in every]), torch.cat([e.query_y for e in every])
     grads = torch.func.grad(lambda w: F.cross_entropy(logits(w, x), y))(w)
     close(after, tree.map(lambda p, g: p - 0.1 * g, w, grads))
-
-
-def test_without_inner_steps_the_heads_gradient_has_the_closed_form(tmp_path: Path) -> None:
-    """d/dW of the cross-entropy of softmax(W h + b) is the mean of (p - onehot) h^T."""
-    run = Run(method(inner=InnerLoop(steps=0), episodes=1), tmp_path)
-    w = run.server.theta
-    run.round()
-    (e,) = episodes(run, 0)
-    h = (e.query_x.permute(0, 3, 1, 2).double() / 127.5 - 1).flatten(1)
-    for name in ("linear1", "linear2"):
-        h = (h @ w["body"][name]["weight"].T + w["body"][name]["bias"]).clamp_min(0)
-    error = (h @ w["head"]["weight"].T + w["head"]["bias"]).softmax(1) - F.one_hot(e.query_y, 3)
-    found = run.spy.seen[0].up["gradient"]["head"]
-    close(found["weight"], error.T @ h / len(h))
-    close(found["bias"], error.mean(0))
 
 
 # With them
@@ -289,8 +274,7 @@ def test_a_visit_without_an_episode_is_refused() -> None:
         method(episodes=0)
 
 
-@pytest.mark.parametrize("order", ["first", "second"])
-@pytest.mark.parametrize("adapts", ["all", "head"])
+@pytest.mark.parametrize(("order", "adapts"), covering(["first", "second"], ["all", "head"]))
 def test_stacked_clients_have_the_gradients_of_single_ones(
     order: Any, adapts: Any, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from covering import covering
 from fedshot.core.seeds import Key
 from fedshot.protocol.clients import Clients
 from methods.classification_oracle import Run
@@ -22,8 +23,7 @@ OWN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("by", ["round_robin", "all"])
-@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize(("by", "many"), covering(["round_robin", "all"], [False, True]))
 def test_questions_as_features_still_go_to_their_owners(
     by: Any, many: bool, tmp_path: Path
 ) -> None:

@@ -45,15 +45,6 @@ def test_a_query_sees_what_was_asked_for(queries: Any, others: bool, support: bo
 
 
 @pytest.mark.parametrize("queries", QUERIES)
-def test_the_order_of_support_and_queries_carries_over(queries: Any) -> None:
-    a, b = torch.tensor([3, 0, 4, 1, 2]), torch.tensor([2, 3, 0, 1])
-    s, q = run(SUPPORT, QUERY, queries)
-    s2, q2 = run(SUPPORT[a], QUERY[b], queries)
-    torch.testing.assert_close(s2, s[a], **EXACT)
-    torch.testing.assert_close(q2, q[b], **EXACT)
-
-
-@pytest.mark.parametrize("queries", QUERIES)
 def test_the_support_sees_itself_and_no_query(queries: Any) -> None:
     s, _ = run(SUPPORT, QUERY, queries)
     torch.testing.assert_close(run(SUPPORT, 3 * QUERY[:2], queries)[0], s, rtol=0, atol=0)

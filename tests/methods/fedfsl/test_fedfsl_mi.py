@@ -96,8 +96,7 @@ def test_predictions_differ_by_kind(tmp_path: Path) -> None:
     assert len(set(ends.values())) == 2
 
 
-@pytest.mark.parametrize("mode", ["v1", "paper"])
-@pytest.mark.parametrize("kind", PREDICTIONS)
+@pytest.mark.parametrize(("mode", "kind"), covering(["v1", "paper"], PREDICTIONS))
 def test_the_gradient_equals_finite_differences(mode: Any, kind: Any, tmp_path: Path) -> None:
     """Through the inner steps of the client; "strict" has no gradient of a value, by design."""
     m = method(gamma=2.0, mode=mode, epsilon=0.9, predictions=kind)
@@ -306,15 +305,6 @@ def pooled(w: list[Any], weights: list[int]) -> tuple[Any, Any, list[Any]]:
     return mean, next_pool(pool, total), shares
 
 
-def test_of_two_clients_each_has_the_other_for_a_reference() -> None:
-    w = models(2)
-    mean, pool, shares = pooled(w, [3, 5])
-    for k in range(2):
-        torch.testing.assert_close(
-            leave_one_out(mean, pool, shares[k]), w[1 - k], rtol=1e-13, atol=1e-14
-        )
-
-
 def test_it_is_the_weighted_mean_of_the_others_and_the_sums_add_up() -> None:
     w, b = models(4), [1, 2, 3, 10]
     mean, pool, shares = pooled(w, b)
@@ -370,16 +360,6 @@ def test_the_other_is_the_reference_however_much_it_holds(tmp_path: Path) -> Non
     close(run.server.w, w)
     run.round()
     close(run.server.w, mean_of(run, [client_update(run, w, k, sent[1 - k]) for k in range(2)]))
-
-
-def test_the_reference_of_two_clients_in_a_run_is_the_other(tmp_path: Path) -> None:
-    run = Run(method(reference="exclusive"), tmp_path, 2)
-    w = flat(run.server.w)
-    run.round()
-    sent = [client_update(run, w, k, w) for k in range(2)]
-    for k in range(2):
-        found = leave_one_out(run.server.w, run.server.pool, run.private(k)["share"])
-        close(found, sent[1 - k])
 
 
 def test_the_others_cost_no_bytes_but_two_numbers(tmp_path: Path) -> None:

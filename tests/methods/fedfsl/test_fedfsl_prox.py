@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from fedshot.core.errors import ConfigError
-from fedshot.core.seeds import Key
 from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
 from fedshot.methods.fedfsl.fedfsl_prox import FedFSLProx
-from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.losses import proximal
 from fedshot.nn.optim import Optimizer
 from methods.fedfsl.oracle import (
@@ -55,12 +53,6 @@ def test_without_pull_it_is_fedfsl_naive_to_the_bit(opt: Optimizer, tmp_path: Pa
         for kind, more in ((FedFSLNaive, {}), (FedFSLProx, {"mu": 0.0}))
     ]
     assert_same_bits(*runs)
-
-
-def test_the_gradient_of_the_term_is_the_distance_times_mu() -> None:
-    w, anchor = ({"a": torch.randn(3, 2, generator=Key(s).torch())} for s in (0, 1))
-    _, _, grad = value_and_grad(lambda v: (0.3 * proximal(v, anchor), {}), w)
-    torch.testing.assert_close(grad["a"], 0.3 * (w["a"] - anchor["a"]))
 
 
 def test_the_term_has_no_part_in_the_first_local_step(tmp_path: Path) -> None:

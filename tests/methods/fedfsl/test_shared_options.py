@@ -15,7 +15,6 @@ from fedshot.core.seeds import Key
 from fedshot.data.episodes.episode import Episode
 from fedshot.evaluation.episodic_test import EpisodicTest
 from fedshot.learners.maml import InnerLoop
-from fedshot.methods.base.fedmeta import FedMeta
 from fedshot.methods.base.fsl_local import FSLLocal
 from fedshot.methods.fedfsl.fedfsl_mi import FedFSLMI
 from fedshot.methods.fedfsl.fedfsl_mi_adv import FedFSLMIAdv
@@ -105,12 +104,11 @@ def test_a_client_alone_trains_its_own_model_and_answers_by_it(tmp_path: Path) -
         torch.testing.assert_close(answer.logits.double(), want_logits, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("gamma", [0.0, 2.0])
-def test_one_step_of_mi_moves_the_statistics_as_one_of_naive(gamma: float, tmp_path: Path) -> None:
+def test_one_step_of_mi_moves_the_statistics_as_one_of_naive(tmp_path: Path) -> None:
     """In the first step the client is at the reference, so the divergence changes nothing."""
     shared = options(model=RUNNING, local_steps=1)
     mi, naive = (
-        Run(FedFSLMI(**shared, gamma=gamma), tmp_path / "mi", 2),
+        Run(FedFSLMI(**shared, gamma=2.0), tmp_path / "mi", 2),
         Run(FedFSLNaive(**shared), tmp_path / "naive", 2),
     )
     start = flat(mi.server.stats)
@@ -170,10 +168,3 @@ def test_loss_and_accuracy_are_those_of_the_queries_after_adapting(
     loss = F.cross_entropy(out, e.query_y).detach()
     torch.testing.assert_close(run.metrics["accuracy"], float(right), rtol=1e-9, atol=0)
     torch.testing.assert_close(run.metrics["loss"], float(loss), rtol=1e-9, atol=0)
-
-
-def test_the_papers_weights_are_the_usual_ones() -> None:
-    assert FedFSLMI.gamma == FedFSLMIAdv.gamma == 0.2
-    assert FedFSLMIAdv.eta == FedFSLMIAdv.lambda_adv == 0.1
-    assert FedFSLProx.mu == 0.01
-    assert FedMeta.episodes == 10

@@ -32,7 +32,6 @@ from methods.personal.oracle import (
     conv_features,
     cross_entropy,
     descend,
-    features,
     gradient,
     half_square,
     logits,
@@ -346,11 +345,3 @@ def test_pfedme_with_a_huge_pull_is_fedavg(tmp_path: Path) -> None:
     avg = Group(made(FedAvg), tmp_path / "avg", held)
     for _ in range(2):
         assert_close(me.round().theta, plain(avg.round().theta), 1e-8)
-
-
-def test_features_are_those_of_the_plain_net(tmp_path: Path) -> None:
-    """The transcription itself: fedshot's net is the one written out."""
-    group = Group(made(FedAvg), tmp_path)
-    x, _ = group.host.data(0).all()
-    h, _ = group.method.model.features(group.server.theta, {}, x, Mode())
-    torch.testing.assert_close(h, features(plain(group.server.theta), pixels(x)))

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from covering import covering
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -264,8 +265,7 @@ def test_heur_fedamp_with_no_pull_is_training_alone(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("weighting", ["examples", "clients"])
-@pytest.mark.parametrize("weight", [0.0, 0.5])
+@pytest.mark.parametrize(("weighting", "weight"), covering(["examples", "clients"], [0.5, 0.0]))
 def test_fedproto_exchanges_class_means(weight: float, weighting: Any, tmp_path: Path) -> None:
     group = Group(made(FedProto, lambda_proto=weight, weighting=weighting), tmp_path)
     own = [plain(group.private(k)["theta"]) for k in group.ids]

@@ -264,17 +264,6 @@ def test_coinciding_features_give_no_nan(own: Any) -> None:
     assert float(grad.abs().max()) < 1e-3
 
 
-@pytest.mark.parametrize("own", ["with", "without"])
-def test_the_slope_of_the_loss_is_that_of_finite_differences(own: Any) -> None:
-    h = torch.randn(6, 3, generator=Key(3).torch(), dtype=torch.float64, requires_grad=True)
-    y = torch.tensor([0, 0, 0, 1, 1, 2])
-
-    def loss(h: Tensor) -> Tensor:
-        return -own_logits(h, y, 4, own).log_softmax(-1).gather(1, y[:, None]).mean()
-
-    assert torch.autograd.gradcheck(loss, h)
-
-
 def test_distances_are_those_of_cdist_far_from_the_origin() -> None:
     a = torch.randn(5, 4, generator=Key(0).torch(), dtype=torch.float64)
     b = torch.randn(7, 4, generator=Key(1).torch(), dtype=torch.float64)

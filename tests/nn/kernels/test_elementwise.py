@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import diagonal
 from fedshot.core import kernel_build, tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -231,8 +232,9 @@ def test_the_largest_number_says_what_is_not_finite(values: list[float], largest
     assert found == want or (math.isnan(found) and math.isnan(want))
 
 
-@pytest.mark.parametrize("seed", [0, 1, -7, 2**63 - 1, -(2**63)])
-@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.999])
+@pytest.mark.parametrize(
+    ("seed", "rate"), diagonal([0, 1, -7, 2**63 - 1, -(2**63)], [0.0, 0.1, 0.5, 0.999])
+)
 def test_a_mask_of_dropout_is_that_of_torch_s_operations(
     seed: int, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from covering import covering, pairwise
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -30,6 +31,7 @@ from fedshot.nn.models.model import Model
 
 pytestmark = pytest.mark.usefixtures("kernels")
 SHAPES = [(8, 16, 32, 32), (3, 5, 7, 9), (4, 64, 4, 4), (1, 3, 2, 3), (5, 33, 21, 10), (2, 1, 6, 6)]
+NORMS = ("batch", "capture", "given")
 both_orders = pytest.mark.parametrize("cut", [RELU_LAST, RELU_FIRST], ids=["last", "first"])
 
 
@@ -53,8 +55,7 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor, cut: Cut) -> Tensor:
     return y if cut is RELU_FIRST else F.relu(y)
 
 
-@both_orders
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "cut"), covering(SHAPES, [RELU_LAST, RELU_FIRST]))
 def test_values_and_gradients_are_torch_s_in_float64(shape: tuple[int, ...], cut: Cut) -> None:
     x, weight, bias, dy = maps(shape)
     ours = leaves(x, weight, bias)
@@ -136,8 +137,7 @@ def test_what_is_not_finite_makes_nan_of_its_channel_and_of_its_gradient(
     assert torch.isfinite(dx[:, [0, 2]]).all()
 
 
-@both_orders
-@pytest.mark.parametrize("shape", SHAPES[1:])
+@pytest.mark.parametrize(("shape", "cut"), covering(SHAPES[1:], [RELU_LAST, RELU_FIRST]))
 def test_second_derivatives_are_those_of_the_separate_operations(
     shape: tuple[int, ...], cut: Cut
 ) -> None:
@@ -199,9 +199,9 @@ def test_a_maml_lesson_has_the_gradient_that_it_has_in_float64(order: str, block
         assert float((a.double() - b).norm()) <= 1e-4 * scale
 
 
-@pytest.mark.parametrize("norm", ["batch", "capture", "given"])
-@pytest.mark.parametrize("kept", [True, False])
-@both_orders
+@pytest.mark.parametrize(
+    ("norm", "kept", "cut"), pairwise(NORMS, [True, False], [RELU_LAST, RELU_FIRST])
+)
 def test_statistics_are_those_of_batch_norm(norm: str, kept: bool, cut: Cut) -> None:
     x, weight, bias, _ = maps((4, 6, 8, 8))
     p = {"weight": weight, "bias": bias}
@@ -221,9 +221,10 @@ def test_statistics_are_those_of_batch_norm(norm: str, kept: bool, cut: Cut) -> 
         torch.testing.assert_close(after[name], stats[name], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("norm", ["batch", "given", "capture"])
-@pytest.mark.parametrize("shape", [(32, 32, 3), (28, 28, 1), (13, 11, 2)])
-@pytest.mark.parametrize("order", ["norm_relu", "relu_norm"])
+@pytest.mark.parametrize(
+    ("norm", "shape", "order"),
+    pairwise(NORMS, [(32, 32, 3), (28, 28, 1), (13, 11, 2)], ["norm_relu", "relu_norm"]),
+)
 def test_a_conv4_is_the_same_with_and_without(
     norm: str, shape: tuple[int, int, int], order: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

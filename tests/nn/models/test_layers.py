@@ -67,20 +67,6 @@ def test_a_given_pass_with_captured_statistics_repeats_the_output(shape: tuple[i
     torch.testing.assert_close(captured["var"], x.var(axes, correction=0), **EXACT)
 
 
-@pytest.mark.parametrize("norm", ["batch", "capture", "given"])
-def test_batch_norm_has_right_first_and_second_derivatives(
-    norm: Literal["batch", "capture", "given"],
-) -> None:
-    _, s = init_norm(2, torch.float64)
-
-    def f(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
-        return batch_norm({"weight": weight, "bias": bias}, s, x, Mode(norm=norm))[0].sin()
-
-    at = [t.requires_grad_() for t in (noise(2), noise(2, seed=1), noise(3, 2, 2, 2, seed=2))]
-    assert torch.autograd.gradcheck(f, at)
-    assert torch.autograd.gradgradcheck(f, at)
-
-
 @pytest.mark.parametrize(
     ("backbone", "norm"),
     [(MLP((3,)), "given"), (Conv4(8), "batch"), (Conv4(8), "capture"), (Conv4(8), "given")],

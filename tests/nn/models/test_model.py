@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covering import pairwise
+from covering import covering, diagonal, pairwise
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -65,8 +65,10 @@ def test_conv4_has_the_published_number_of_parameters(width: int, about: float) 
     assert count_parameters(params["body"]) == pytest.approx(about, rel=1e-3)
 
 
-@pytest.mark.parametrize("head", [LinearHead(3), TwoLayerHead(3, 8), CosineHead(3), None])
-@pytest.mark.parametrize("backbone", [MLP((8,)), Conv4(4)])
+@pytest.mark.parametrize(
+    ("head", "backbone"),
+    diagonal([LinearHead(3), TwoLayerHead(3, 8), CosineHead(3), None], [MLP((8,)), Conv4(4)]),
+)
 def test_float32_and_float64_models_of_one_key_agree(backbone: Any, head: Any) -> None:
     single = Model(backbone, head, (8, 8, 1))
     double = dataclasses.replace(single, dtype="float64")
@@ -91,8 +93,10 @@ def test_the_body_does_not_depend_on_the_head() -> None:
     assert tree.digest(a["body"]) == tree.digest(b["body"])
 
 
-@pytest.mark.parametrize("norm", ["batch", "given", "capture"])
-@pytest.mark.parametrize("backbone", [MLP((8,), dropout=0.5), Conv4(16, dropout=0.5)])
+@pytest.mark.parametrize(
+    ("norm", "backbone"),
+    covering(["batch", "given", "capture"], [MLP((8,), dropout=0.5), Conv4(16, dropout=0.5)]),
+)
 def test_a_forward_pass_changes_none_of_its_arguments(backbone: Any, norm: Any) -> None:
     model = Model(backbone, LinearHead(2), (8, 8, 1))
     params, stats = model.init(Key(0))

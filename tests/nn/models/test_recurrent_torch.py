@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from covering import covering
+from covering import covering, pairwise
 from differences import noise
 from fedshot.core import tree
 from fedshot.core.seeds import Key
@@ -117,9 +117,7 @@ def test_first_and_second_derivatives_are_right_with_an_empty_text(net: Any, ker
     assert torch.autograd.gradgradcheck(loss, at, fast_mode=True)
 
 
-@pytest.mark.parametrize("hidden", [1, 5, 33])
-@pytest.mark.parametrize("n", [1, 5])
-@pytest.mark.parametrize("net", [GRU, BiLSTM])
+@pytest.mark.parametrize(("hidden", "n", "net"), pairwise([1, 5, 33], [1, 5], [GRU, BiLSTM]))
 def test_first_derivatives_in_float32_are_those_of_float64(net: Any, n: int, hidden: int) -> None:
     """By the words, too, and of the kernels that float32 alone has."""
 

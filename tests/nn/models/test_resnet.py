@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import covering, diagonal
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
@@ -71,8 +72,10 @@ def test_resnet12_is_registered_and_says_what_it_is() -> None:
     assert net.out_features((84, 84, 3)) == 512
 
 
-@pytest.mark.parametrize("shape", [(8, 8, 1), (28, 28, 1), (32, 20, 3), (84, 84, 3)])
-@pytest.mark.parametrize("norm", ["batch", "capture", "given"])
+@pytest.mark.parametrize(
+    ("shape", "norm"),
+    diagonal([(8, 8, 1), (28, 28, 1), (32, 20, 3), (84, 84, 3)], ["batch", "capture", "given"]),
+)
 def test_resnet12_takes_images_from_digits_to_84_pixels(shape: Any, norm: Any) -> None:
     model = Model(SMALL, LinearHead(5), shape)
     params, stats = model.init(Key(0))
@@ -112,8 +115,7 @@ def test_the_result_ignores_how_pixels_lie_in_memory_and_the_maps_stay_channels_
     assert z.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("norm", ["batch", "capture", "given"])
-@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(("norm", "train"), covering(["batch", "capture", "given"], [True, False]))
 def test_stacked_clients_equal_the_loop(norm: Any, train: bool) -> None:
     nets = [SMALL.init(Key(i), (12, 12, 3), torch.float64) for i in range(3)]
     x, seeds = noise(3, 4, 3, 12, 12, dtype=torch.float64), torch.arange(3)
@@ -131,10 +133,11 @@ def test_stacked_clients_equal_the_loop(norm: Any, train: bool) -> None:
 
 
 # Rates over 5 sigma would be a fault; the expected one follows from how many squares reach a pixel.
-@pytest.mark.parametrize(("side", "size"), [(10, 5), (5, 5), (4, 2), (2, 2), (21, 3), (4, 9)])
-@pytest.mark.parametrize("rate", [0.1, 0.3])
-def test_dropblock_drops_what_its_equation_says(side: int, size: int, rate: float) -> None:
-    n, c = 64, 200
+@pytest.mark.parametrize(
+    ("square", "rate"), diagonal([(10, 5), (5, 5), (4, 2), (2, 2), (21, 3), (4, 9)], [0.1, 0.3])
+)
+def test_dropblock_drops_what_its_equation_says(square: tuple[int, int], rate: float) -> None:
+    (side, size), n, c = square, 64, 200
     y = same((n, c, side, side), rate, size)
     size = min(size, side)
     fit = side - size + 1
