@@ -80,6 +80,8 @@ def test_a_run_is_resumed_only_if_asked_and_with_its_settings(tmp_path, small, f
     trained(folder, small, rounds=2, resume=True)
     run = fs.train(out=folder, rounds=3, resume=True, progress=False)
     assert run.result == first.result
+    with pytest.raises(fs.CheckpointError, match=r"configuration: seed was 0, is 3\. Restore"):
+        fs.train(out=folder, seed=3, shot=1, resume=True, progress=False)
     with pytest.raises(fs.CheckpointError, match="holds no run"):
         fs.train(out=tmp_path / "none", resume=True)
     held = (np.zeros((20, 8, 8), np.uint8), np.arange(20) // 10)

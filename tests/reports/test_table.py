@@ -252,7 +252,7 @@ def test_markup_and_escape_sequences_in_a_label_are_shown_not_obeyed():
 
 @pytest.mark.parametrize(
     ("amount", "text"),
-    [(0, "0"), (1, "<0.01"), (3_328_000, "3.33"), (123_456_000, "123.5"), (5_000_000_000, "5,000")],
+    [(0, "0"), (1, "<0.01"), (3_328_000, "3.33"), (123_456_000, "123.5"), (999_960_000, "1,000"), (5_000_000_000, "5,000")],
 )
 def test_megabytes(amount, text):
     assert megabytes(amount) == text
@@ -277,6 +277,12 @@ def test_the_summary_does_not_call_a_small_lead_a_lead():
     assert "The lead of a over b" in summary(rows)
     assert "is not statistically significant" in summary(rows)
     assert summary([]) == "No method has a result yet."
+
+
+def test_the_summary_calls_equal_accuracies_equal():
+    text = summary([ComparisonRow(name, score((0.1, 0.5, 0.9))) for name in "ab"])
+    assert "a and b have the same accuracy." in text
+    assert "highest" not in text
 
 
 def write_run(folder: Path, result: bool = True) -> Path:

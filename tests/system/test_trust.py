@@ -29,7 +29,7 @@ PROTO: dict[str, Any] = {
 def test_every_round_has_a_line_and_a_resumed_run_has_the_same(tmp_path: Path) -> None:
     whole = finished(tmp_path / "whole", PROTO)
     lines = trust.read(whole.folder)
-    assert "attack.name is 'sign_flip': of the clients, 1 lie from round 2 on" in whole.notices()
+    assert "attack.name is 'sign_flip'; dishonest from round 2 on: client 1" in whole.notices()
     assert [line["round"] for line in lines] == [1, 2, 3]
     assert [line["liars"] for line in lines] == [[], [1], [1]]
     (part,) = lines[2]["parts"]

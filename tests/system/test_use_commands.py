@@ -17,7 +17,7 @@ from fedshot.cli.main import main
 from fedshot.runs.experiment import Experiment
 from use.test_inputs import texts  # noqa: F401  (a fixture)
 
-from .runs import finished
+from .runs import finished, stopped
 
 PROTO: dict[str, Any] = {
     "method": {"name": "fl_proto", "local_steps": 2},
@@ -68,6 +68,16 @@ def test_a_table_of_answers(
         assert float(row["confidence"]) == max(p)
         assert sum(p) == pytest.approx(1, abs=2e-6)
     assert "12 files classified; learnt from 10 files of 2 classes" in err
+
+
+def test_a_run_that_has_not_finished_is_told(
+    folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = stopped(tmp_path / "half", 0, PROTO)
+    assert predict(made, folders) == 0
+    err = capsys.readouterr().err
+    assert f"{made.folder} has trained 0 of 4 rounds\n" in err
+    assert f"{made.folder} predicts with the model of round 0, before training\n" in err
 
 
 def test_json_lines_into_a_file_and_nothing_else_when_quiet(
@@ -205,6 +215,13 @@ def test_texts_in_tables_are_answered_by_line(
     assert said[26] in shown
     assert said[24] in shown
     assert str(tmp_path) not in shown
+    whole = support.read_text(encoding="utf-8")
+    support.write_text(f"{whole}\nplants\t\n", encoding="utf-8")
+    assert predict(made, (support, query)) == 2
+    assert (
+        "no text of class 'plants' that can be read. Add some, or remove" in capsys.readouterr().err
+    )
+    support.write_text(whole, encoding="utf-8")
     folder = tmp_path / "support"  # the same examples in files give the same answers
     for i, (label, text) in enumerate(rows):
         (folder / label).mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,7 @@ def as_dataset(
     The data are one of these:
 
     - `(X, y)` or `(X, y, client)`: examples, their classes, and the client of each example. A
-      DataFrame as X holds features.
+      DataFrame as X holds features. Client k is the k-th name or number in sorted order.
     - a pandas DataFrame or a Hugging Face `Dataset`, whose columns are named below.
     - a torch `Dataset` of pairs (example, class); its `classes`, if any, name the classes.
     - a mapping `{client: data}`, where the data of each client are any of the above, without a
@@ -85,7 +85,8 @@ def as_dataset(
         name: name of the dataset in tables.
         column: column of the examples; by default "text", "image" or "path".
         label: column of the classes.
-        client: column of the clients; by default "client", if there is one.
+        client: column of the clients, which are numbered in sorted order; by default "client", if
+            there is one.
         size: side in pixels of the square that images are resized to; None to keep their size,
             which must then be the same for all images.
         channels: 1 (grey) or 3 (colour). By default arrays keep their channels, and PIL images and

@@ -86,8 +86,8 @@ def train(
         out: folder of the run; `runs/<name>` by default. A configuration without a name takes the
             folder's name.
         resume: whether to continue the run in `out`, if there is one; the result is then bitwise
-            equal to that of an uninterrupted run. Repeat its settings, or give none, or only those
-            that may change, such as `rounds`.
+            equal to that of an uninterrupted run. Without `config`, settings that are not given
+            are the run's; of those given, only some may differ from them, such as `rounds`.
         data_dir: folder of downloaded datasets; by default $FEDSHOT_DATA.
         tracker: "tensorboard", "wandb" or "mlflow", with the extra `tracking`.
         progress: whether to show progress and notices on stderr; otherwise nothing is printed, and
@@ -111,9 +111,11 @@ def train(
     if tracker:
         check(tracker)
     given, memory = given_settings(data, settings)
-    only_changes = config is None and {path for path, _ in trees.flat(given)} <= {*MAY_CHANGE}
-    if resume and only_changes and (data is None or run_folder.begun(as_path("out", out))):
-        config = run_folder.written(as_path("out", out))
+    may_change = {path for path, _ in trees.flat(given)} <= {*MAY_CHANGE}
+    if resume and config is None and (out is not None or may_change):
+        earlier = as_path("out", out)
+        if run_folder.begun(earlier) or (data is None and may_change):
+            config = run_folder.written(earlier)
     tree, notices = merged_settings(config, given)
     if out is not None:
         tree.setdefault("name", as_path("out", out).name)

@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -95,7 +94,7 @@ def _run(words: list[str]) -> int:
         _require_extra(options)
         module = importlib.import_module(f"fedshot.cli.{options.module}")
         command: Callable[[argparse.Namespace], int] = getattr(module, options.function)
-        with nullcontext() if getattr(options, "quiet", False) else log_shown():
+        with log_shown(quiet=getattr(options, "quiet", False)):
             return command(options)
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) or shutdown.asked.is_set():

@@ -129,7 +129,8 @@ def say_score(
         shown = [f"client {c} {100 * a:.1f} %" for c, a in list(far.items())[:3]]
         more = f" and {len(far) - 3} more" if len(far) > 3 else ""
         facts.append(f"far below the others: {'; '.join(shown)}{more}")
-    say(f"{', '.join(facts)}, round {experiment.best_round}, tasks {score.tasks[:12]}")
+    before = "" if experiment.best_round else " (before training)"
+    say(f"{', '.join(facts)}, round {experiment.best_round}{before}, tasks {score.tasks[:12]}")
     for name, raw in baselines.items():
         against = compare(ComparisonRow(experiment.method.name, score), ComparisonRow(name, raw))
         said = f"{experiment.method.name} is {against.outcome} it"

@@ -115,9 +115,13 @@ class StderrHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def log_shown() -> Iterator[None]:
-    """Print on stderr what fedshot logs in this context, such as the progress of an encoder."""
-    log, handler = logging.getLogger("fedshot"), StderrHandler()
+def log_shown(*, quiet: bool = False) -> Iterator[None]:
+    """Print on stderr what fedshot logs in this context, such as the progress of an encoder.
+
+    With `quiet`, nothing is printed.
+    """
+    log = logging.getLogger("fedshot")
+    handler = logging.NullHandler() if quiet else StderrHandler()
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)

@@ -113,7 +113,7 @@ def _amount(value: float) -> str:
         return "0"
     if value < 0.01:
         return "<0.01"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}" if value < 100 else f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 999.95 else f"{value:.2f}" if value < 100 else f"{value:.1f}"
 
 
 def count(n: int, one: str, many: str | None = None) -> str:

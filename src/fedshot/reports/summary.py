@@ -62,7 +62,7 @@ def _best(methods: Sequence[ComparisonRow], runs: Sequence[Run]) -> str:
     # Rows created by a program may have no test protocol, but their runs may.
     tested = best.tested if best.tested != TestProtocol() else alike([run.tested for run in runs])
     start = best.name
-    if len(methods) > 1:
+    if len(methods) > 1 and best.accuracy > methods[1].accuracy:
         start = f"Of {len(methods)} methods, {best.name} has the highest accuracy; it"
     return (
         f"{start} reaches {percent(best.accuracy, best.interval)} % on {tested.on(best.episodes)}, "
@@ -71,6 +71,8 @@ def _best(methods: Sequence[ComparisonRow], runs: Sequence[Run]) -> str:
 
 
 def _lead(best: ComparisonRow, second: ComparisonRow) -> str:
+    if best.accuracy == second.accuracy:
+        return f"{best.name} and {second.name} have the same accuracy."
     found = compare(best, second)
     if found.outcome == "above":
         size = str(found).removeprefix("+")

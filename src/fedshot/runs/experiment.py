@@ -195,8 +195,8 @@ class Experiment:
         if self.liars is not None:
             named = joined([str(client) for client in sorted(self.liars.clients)])
             found.append(
-                f"attack.name is {self.config.settings['attack']['name']!r}: of the clients, "
-                f"{named or 'none'} lie from round {self.liars.attack.from_round} on"
+                f"attack.name is {self.config.settings['attack']['name']!r}; dishonest from round "
+                f"{self.liars.attack.from_round} on: {f'client {named}' if named else 'no client'}"
             )
         resumes = self.begun and self.round < self.config.run.rounds
         if resumes and (changes := self.recorder.changes(self.round, self._environment)):

@@ -43,6 +43,7 @@ class Skipped:
     path: Path
     reason: str
     passed: Literal["", "other kind", "beside", "linked folder"] = ""
+    label: str = ""  # the class of a row
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,12 @@ def fit_folder(classifier: FewShotClassifier, folder: Path) -> tuple[Support, li
         found = list(_table(classifier, folder, skipped, labelled=True))
         if not found:
             raise DataError(f"{folder} holds no text that can be read.{_last(skipped)}")
+        read = {"", *(one.label for one in found)}
+        if lost := [one for one in skipped if one.label not in read]:
+            raise DataError(
+                f"{folder} holds no text of class {lost[0].label!r} that can be read. Add some, or "
+                f"remove the class. {lost[0].reason}"
+            )
     else:
         found = _by_class(classifier, folder, skipped)
     paths, _, rows, texts, labels = zip(*found, strict=True)
@@ -253,12 +260,13 @@ def _table(
     source = data if isinstance(data, Texts | HF) else Texts("")
     text = source.text or "text"
     for where, row in table_rows(path, [text, source.label] if labelled else [text]):
+        label = ""
         try:
-            content = text_of(where, row, text)
             label = label_of(where, row, source.label) if labelled else ""
+            content = text_of(where, row, text)
             example = classifier.inputs.text(content, where)
         except DataError as error:
-            skipped.append(Skipped(path, str(error)))
+            skipped.append(Skipped(path, str(error), label=label))
         else:
             yield _Example(path, where.replace(str(path), path.name, 1), example, content, label)
 

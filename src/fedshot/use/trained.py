@@ -6,6 +6,7 @@ the arithmetic of the run, so an episode of the run's test gets the same predict
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -89,6 +90,15 @@ class TrainedRun:
         self._fleet.open(self.round, notes["private"])
         self.banked = "/" in notes["private"]  # the server keeps a bank of clients' models
         self._lock = Lock()  # torch's threads and rounding are global
+        self._warn()
+
+    def _warn(self) -> None:
+        """Log a warning if the run has not finished, or its model is that before training."""
+        warn, rounds = logging.getLogger("fedshot").warning, self.config.run.rounds
+        if self.trained_rounds < rounds:
+            warn("%s has trained %d of %d rounds", self.folder, self.trained_rounds, rounds)
+        if self.round == _BEFORE:
+            warn("%s predicts with the model of round 0, before training", self.folder)
 
     @property
     def keeps_private(self) -> bool:
