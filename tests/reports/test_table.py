@@ -252,7 +252,14 @@ def test_markup_and_escape_sequences_in_a_label_are_shown_not_obeyed():
 
 @pytest.mark.parametrize(
     ("amount", "text"),
-    [(0, "0"), (1, "<0.01"), (3_328_000, "3.33"), (123_456_000, "123.5"), (999_960_000, "1,000"), (5_000_000_000, "5,000")],
+    [
+        (0, "0"),
+        (1, "<0.01"),
+        (3_328_000, "3.33"),
+        (123_456_000, "123.5"),
+        (999_960_000, "1,000"),
+        (5_000_000_000, "5,000"),
+    ],
 )
 def test_megabytes(amount, text):
     assert megabytes(amount) == text

@@ -193,10 +193,10 @@ class Experiment:
         """Return messages for the user before a run starts or resumes."""
         found = self.prepared.notices()
         if self.liars is not None:
-            named = joined([str(client) for client in sorted(self.liars.clients)])
+            named = joined([f"client {one}" for one in sorted(self.liars.clients)])
             found.append(
                 f"attack.name is {self.config.settings['attack']['name']!r}; dishonest from round "
-                f"{self.liars.attack.from_round} on: {f'client {named}' if named else 'no client'}"
+                f"{self.liars.attack.from_round} on: {named or 'no client'}"
             )
         resumes = self.begun and self.round < self.config.run.rounds
         if resumes and (changes := self.recorder.changes(self.round, self._environment)):
