@@ -146,7 +146,7 @@ def test_the_panels_of_a_sweep_are_the_settings_of_its_rows() -> None:
     assert [made.name for made in sweeps] == ["f2l-fig5", "frl-e1", "pfedfsl-fig2"]
     for made in sweeps:
         for cell in {cell.row.key: cell for cell in made.cells("paper")}.values():
-            told = Config.of(cell.settings()).settings["method"]
+            options = Config.of(cell.settings()).settings["method"]
             for axis, value in cell.row.at.items():
-                held = told[PLACES[axis]]
+                held = options[PLACES[axis]]
                 assert (0.5 if held is None else held) == value, (made.name, cell.key)

@@ -40,7 +40,7 @@ from fedshot.methods.personal.pfedfsl import PFedFSL
 from fedshot.methods.personal.pfedme import PFedMe
 from fedshot.methods.registry import METHODS, register
 
-__all__ = [  # noqa: RUF022  (the order of tables and messages)
+__all__ = [  # noqa: RUF022  (the order in lists and messages)
     "FedAvgProbe", "FedBABU", "FedFSLNaive", "FedFSLProx", "FedFSLMI", "FedFSLMIAdv", "FedMeta",
     "F2L", "FLProto", "FRL", "FRLFedAvg", "FRLFinetune", "FRLFrozen", "FRLOneShot", "FRLPersonal",
     "FSLLocal", "FedNCM", "FedCGS", "FED3R", "FedAvg", "FedProx", "Ditto", "FedFomo", "FedProto",
