@@ -18,7 +18,7 @@ from fedshot.core.errors import DataError
 from fedshot.data.files import bounded
 from fedshot.data.files.archives import opened
 from fedshot.data.sources.news import messages
-from memory import memory_below
+from traced_memory import memory_below
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])

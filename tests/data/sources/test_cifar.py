@@ -22,7 +22,7 @@ from fedshot.data.files import pickled
 from fedshot.data.files.archives import opened
 from fedshot.data.sources.cifar import CIFAR10, Cifar10, Cifar100
 from fedshot.data.sources.splits.published import packaged
-from memory import memory_below
+from traced_memory import memory_below
 
 FINE = tuple(packaged("cifar100")["classes"])
 
