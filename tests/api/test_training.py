@@ -89,6 +89,27 @@ def test_a_run_is_resumed_only_if_asked_and_with_its_settings(tmp_path, small, f
         fs.train(data=held, out=tmp_path / "none", resume=True)
 
 
+def test_a_run_that_trained_no_round_says_why_and_begins_anew(tmp_path, small, capsys):
+    folder = tmp_path / "first"
+    with pytest.raises(fs.QuorumError, match=r"lower the step sizes, in a new run\."):
+        trained(folder, small, **{"method.optimizer.lr": 1e30, "method.optimizer.name": "sgd"})
+    assert main(["status", str(folder)]) == 0
+    assert f"{folder} stopped in round 1: 0 of 4 clients gave a usable" in capsys.readouterr().out
+    assert main(["report", str(folder), "--without-data"]) == 0
+    page = (folder / "report.html").read_text()
+    assert page.count("0 of 4 clients gave a usable reply") == 2
+    assert "No reply was lost or rejected" not in page
+    with pytest.raises(fs.DataError, match="9-way"):  # refused before anything is deleted
+        trained(folder, small, way=9)
+    assert (folder / "stopped.json").exists()
+    assert main(["run", "--config", str(folder / "config.yaml"), "--out", str(tmp_path)]) == 2
+    assert "had trained no round, and begins anew" in capsys.readouterr().err
+    run = trained(folder, small)
+    assert not (folder / "stopped.json").exists()
+    assert "resumed" not in (folder / "environment.json").read_text()
+    assert run.result.accuracy == trained(tmp_path / "again" / "first", small).result.accuracy
+
+
 def test_an_interrupt_keeps_the_checkpoint_from_which_the_run_continues(
     tmp_path, small, first, monkeypatch
 ):

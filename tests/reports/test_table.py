@@ -19,7 +19,7 @@ from fedshot.evaluation.episodic_test import Score
 from fedshot.reports.run_files import Run, grouped
 from fedshot.reports.significance import ComparisonRow, compare, describe
 from fedshot.reports.summary import summary
-from fedshot.reports.table import as_json, as_text, comparison
+from fedshot.reports.table import as_json, as_text, comparison, remark
 
 MINUS = "\N{MINUS SIGN}"
 T2 = float(stats.t.ppf(0.975, 2))  # of three episodes
@@ -227,6 +227,23 @@ def test_rows_of_other_episodes_are_marked():
         [ComparisonRow("a", score((0.1, 0.3))), ComparisonRow("b", score((0.1, 0.3), "u"))], 160
     )
     assert "other test episodes than a" in text
+
+
+def test_rows_that_were_not_trained_alike_are_marked():
+    few, attacked = {"rounds": 3}, {"name": "sign_flip", "fraction": 0.2}
+    partition = [{"name": "iid", "clients": n} for n in (4, 5)]
+    rows = [
+        ComparisonRow.of_runs("a", [run((0.5, 0.7), run=few, partition=partition[0])]),
+        ComparisonRow.of_runs("b", [run((0.5, 0.7), run=few, partition=partition[0])]),
+        ComparisonRow.of_runs(
+            "c", [run((0.5, 0.7), run={"rounds": 9}, partition=partition[1], attack=attacked)]
+        ),
+        ComparisonRow("d", score((0.5, 0.7))),
+    ]
+    assert [remark(row, rows) for row in rows] == ["", "", (
+        "not trained like a: partition.clients 5 (not 4), run.rounds 9 (not 3) and attack.name "
+        "sign_flip (not unset)"
+    ), ""]  # fmt: skip
 
 
 def test_the_table_shows_percent_and_megabytes():

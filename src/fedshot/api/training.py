@@ -95,8 +95,8 @@ def train(
         settings: sections and options of the configuration.
 
     Raises:
-        ConfigError: a setting is unknown or has a wrong value, or `out` holds a run and `resume` is
-            False.
+        ConfigError: a setting is unknown or has a wrong value, or `out` holds a run that has
+            trained a round, and `resume` is False.
         DataError: the data are missing or too small.
         CheckpointError: the run in `out` has other settings or other data.
         BusyError: another process trains in `out`.
@@ -123,7 +123,8 @@ def train(
     folder = Path("runs") / chosen.name if out is None else as_path("out", out)
     for text in notices:
         note(text, progress)
-    if run_folder.begun(folder):
+    anew = not resume and run_folder.untrained(folder)
+    if run_folder.begun(folder) and not anew:
         check_here_trained(folder)
         fix = "Continue it with resume=True, or choose another `out`"
         chosen = resumed(folder, chosen, resume=resume, fix=fix)
@@ -134,6 +135,9 @@ def train(
     with shutdown.interruptible():
         with log_shown() if progress else nullcontext():
             prepared = PreparedRun(chosen, data_dir)
+        if anew:
+            run_folder.clear(folder)
+            notify(f"{folder} had trained no round, and begins anew")
         experiment = Experiment(prepared, folder)
         completed(
             experiment,

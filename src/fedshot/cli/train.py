@@ -41,11 +41,16 @@ def run(options: argparse.Namespace) -> int:
         check(options.tracker)
     chosen = chosen_config(options)
     folder = options.out / chosen.name
-    if run_folder.begun(folder):
+    anew = not options.resume and run_folder.untrained(folder)
+    if run_folder.begun(folder) and not anew:
         check_here_trained(folder)
         chosen = config_to_resume(options, folder, chosen)
     options.run_folder = folder
-    experiment = Experiment(PreparedRun(chosen, options.data_dir), folder)
+    prepared = PreparedRun(chosen, options.data_dir)
+    if anew:
+        run_folder.clear(folder)
+        tell(f"{folder} had trained no round, and begins anew")
+    experiment = Experiment(prepared, folder)
     if options.resume and not options.quiet:
         rounds = f"continues after round {experiment.round}" if experiment.begun else "is a new run"
         tell(f"{folder} {rounds}")

@@ -161,7 +161,7 @@ class Clients:
             raise DivergenceError(
                 text,
                 "Values that are not finite or too large mean that training diverges: lower the "
-                "step sizes, in a new run under another name.",
+                "step sizes, in a new run.",
             )
         faults = outcome.faults.values()
         if faults and not outcome.accepted and all(fault.malformed for fault in faults):

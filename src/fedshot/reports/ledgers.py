@@ -21,9 +21,13 @@ _UNSET = "\N{EN DASH}"
 def faults(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the faults of each run that has any, and a sentence on the other runs.
 
-    Faults are lost or rejected replies, and skipped rounds.
+    Faults are lost or rejected replies, skipped rounds, and what stopped training.
     """
-    clean = [run for run in runs if not any(r["faults"] or r["skipped"] for r in run.records)]
+    clean = [
+        run
+        for run in runs
+        if run.stopped is None and not any(r["faults"] or r["skipped"] for r in run.records)
+    ]
     names = joined([printable(run.label) for run in clean])
     if len(clean) > _NAMED:
         names = f"{'all' if len(clean) == len(runs) else 'the other'} {len(clean)} runs"
@@ -41,7 +45,8 @@ def _faults_of(run: Run) -> dict[str, Any]:
         for f in r["faults"]
     ]
     skipped = [(r["round"], "", "round skipped", r["skipped"]) for r in run.records if r["skipped"]]
-    rows = sorted([*replies, *skipped], key=lambda row: row[0])
+    ends = [(s["round"], "", "training stopped", s["reason"]) for s in [run.stopped] if s]
+    rows = sorted([*replies, *skipped, *ends], key=lambda row: row[0])
     by_client = Counter(client for _, client in sorted({(row[0], str(row[1])) for row in replies}))
     named = [f"client {client} in {n:,}" for client, n in by_client.most_common(_CLIENTS)]
     if others := len(by_client) - len(named):
@@ -50,7 +55,8 @@ def _faults_of(run: Run) -> dict[str, Any]:
         "label": run.label,
         "summary": f"{count(len(replies), 'lost or rejected reply', 'lost or rejected replies')}"
         f" in {count(len({row[0] for row in replies}), 'round')}"
-        f"{f': {joined(named)}' if named else ''}; {count(len(skipped), 'round')} skipped",
+        f"{f': {joined(named)}' if named else ''}; {count(len(skipped), 'round')} skipped"
+        f"{f'; training stopped in round {ends[0][0]:,}' if ends else ''}",
         "rows": rows[:_FAULTS],
         "more": f"{len(rows) - _FAULTS:,}" if len(rows) > _FAULTS else "",
     }

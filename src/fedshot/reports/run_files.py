@@ -12,16 +12,18 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from fedshot.config.registry import difference
-from fedshot.config.settings import Settings
+from fedshot.config.settings import Settings, at, flat
 from fedshot.core import records
 from fedshot.core.errors import CheckpointError, as_path
 from fedshot.core.records import Whole
 from fedshot.core.text import distinct, joined, printable, typed
 from fedshot.fleets.meter import LedgerLine
 from fedshot.runs import dataset_info, run_folder
-from fedshot.runs.recorder import ENVIRONMENT, Recorder, Round, changed, read_environment
+from fedshot.runs.recorder import ENVIRONMENT, Recorder, Round, Stop, changed, read_environment
 from fedshot.runs.test_protocol import ResultJson, TestProtocol
 
+_CONDITIONS = ("partition", "episode", "model", "attack", "aggregate", "privacy", "compress")
+_BUDGET = ("rounds", "cohort")  # of the section `run`
 _LEDGER = ("phase", "work", "direction", "part", "bytes", "messages")
 
 
@@ -71,6 +73,7 @@ class Run:
         ledger: log of communication: bytes and messages by phase, client function ("work"),
             direction and part, from ledger.json; the lines of the test, with phase "test", are from
             result.json.
+        stopped: the round that could not be completed, and why, if an error stopped training.
     """
 
     label: str
@@ -80,6 +83,7 @@ class Run:
     result: dict[str, Any] | None
     environment: dict[str, Any]
     ledger: list[dict[str, Any]] = field(default_factory=list)
+    stopped: Stop | None = None
 
     @classmethod
     def read(cls, folder: Path | str, label: str | None = None) -> Run:
@@ -101,6 +105,7 @@ class Run:
             result=result,
             environment=read_environment(folder),
             ledger=_ledger(folder / "ledger.json", result),
+            stopped=_stopped(folder / run_folder.STOPPED),
         )
 
     @property
@@ -168,6 +173,13 @@ class Run:
         later = [one["environment"] for one in self._resumed]
         every = [one.get("method_file", "") for one in (self.begun_with, *later)]
         return list(dict.fromkeys(filter(None, every)))
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """Settings besides the method's that a fair comparison keeps alike, by key path."""
+        kept = {name: self.settings[name] for name in _CONDITIONS if self.settings.get(name)}
+        budget = {f"run.{name}": at(self.settings, f"run.{name}") for name in _BUDGET}
+        return {**dict(flat(kept)), **budget}
 
     @property
     def begun_with(self) -> dict[str, Any]:
@@ -249,6 +261,13 @@ def _result(path: Path, settings: Settings) -> dict[str, Any] | None:
     found: dict[str, Any] = records.read(path, ResultJson, fix)
     planned = settings.get("run", {}).get("rounds", 0)
     return found if found.get("rounds", planned) >= planned else None
+
+
+def _stopped(path: Path) -> Stop | None:
+    if not path.exists():
+        return None
+    found: Stop = records.read(path, Stop, "Delete the file, and the report leaves it out")
+    return found
 
 
 def _ledger(path: Path, result: Mapping[str, Any] | None) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fedshot.core.errors import ConfigError
@@ -31,6 +31,8 @@ class ComparisonRow:
             are compared with the best baseline.
         tested: the protocol of the test; its `marks` say why the result is not a fair estimate.
         by_seed: accuracy of each seed; empty for a single seed.
+        conditions: key path -> value of the settings besides the method's that a fair comparison
+            keeps alike, such as the number of rounds; empty if unknown.
     """
 
     label: str
@@ -43,6 +45,7 @@ class ComparisonRow:
     baseline: bool = False
     tested: TestProtocol = field(default_factory=TestProtocol)
     by_seed: tuple[float, ...] = ()
+    conditions: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_runs(cls, label: str, runs: Sequence[Run]) -> ComparisonRow:
@@ -58,7 +61,8 @@ class ComparisonRow:
         _check_seeds(label, runs)
         spent = [(run.bytes("down"), run.bytes("up"), run.seconds) for run in runs]
         tested = alike([run.tested for run in runs])
-        return cls.of_tests(label, [run.test for run in runs], spent, tested)
+        row = cls.of_tests(label, [run.test for run in runs], spent, tested)
+        return replace(row, conditions=runs[0].conditions)
 
     @classmethod
     def of_tests(

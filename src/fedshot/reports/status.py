@@ -43,7 +43,7 @@ class Status:
         chosen: the chosen round.
         faults: number of clients' replies that were rejected or lost.
         skipped: number of rounds that were skipped.
-        why: the reason why the run is unreadable; "" for other states.
+        why: why the run is unreadable, or why its training stopped; "" if unknown.
     """
 
     run: str
@@ -91,6 +91,7 @@ class Status:
             pace,
             None if pace is None else left * pace,
             *_validated(run),
+            why=_why(run),
             faults=sum(len(record["faults"]) for record in records),
             skipped=sum(record["skipped"] is not None for record in records),
         )
@@ -114,6 +115,13 @@ def _is_run(folder: Path) -> bool:
         return begun(folder)
     except OSError:  # permission denied
         return False
+
+
+def _why(run: Run) -> str:
+    if run.stopped is None:
+        return ""
+    stopped = f"stopped in round {run.stopped['round']:,}"
+    return printable(f"{run.folder} {stopped}: {run.stopped['reason']}")
 
 
 def _state(run: Run, held: bool | None) -> str:
@@ -159,7 +167,7 @@ def _validated(run: Run) -> tuple[float | None, int | None]:
 
 
 def as_table(all_of: Sequence[Status]) -> str:
-    """Return a plain-text table with a line per run, and below it why runs are unreadable."""
+    """Return a plain-text table with a line per run, and why any are unreadable or stopped."""
     rows = [_COLUMNS, *(_cells(one) for one in all_of)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     form = "  ".join(

@@ -63,7 +63,7 @@ def _best(methods: Sequence[ComparisonRow], runs: Sequence[Run]) -> str:
     tested = best.tested if best.tested != TestProtocol() else alike([run.tested for run in runs])
     start = best.name
     if len(methods) > 1 and best.accuracy > methods[1].accuracy:
-        start = f"Of {len(methods)} methods, {best.name} has the highest accuracy; it"
+        start = f"Of {len(methods)} results, {best.name} has the highest accuracy; it"
     return (
         f"{start} reaches {percent(best.accuracy, best.interval)} % on {tested.on(best.episodes)}, "
         f"with {count(best.seeds, 'seed')}."

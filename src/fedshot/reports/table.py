@@ -13,10 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedshot.core.text import megabytes, percent, printable, seconds
+from fedshot.core.text import count, joined, megabytes, percent, printable, seconds
 from fedshot.reports.significance import ComparisonRow, against_baseline
 
 COLUMNS = ("method", "accuracy ± 95 %", "episodes", "seeds", "MB down", "MB up", "seconds", "note")
+
+_UNLIKE = 3  # maximum number of settings shown that differ between two rows
 
 
 def comparison(rows: Sequence[ComparisonRow]) -> Table:
@@ -101,17 +103,35 @@ def cells(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
 def remark(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> str:
     """Return a warning about a row, or "".
 
-    It warns if the row does not beat the best baseline, or has other test episodes than the first
-    row of `rows`.
+    It warns if the row does not beat the best baseline, or has other test episodes or was trained
+    under other conditions than the first row of `rows`.
     """
-    found = []
+    found, first = [], rows[0]
     difference = against_baseline(row, rows)
     if difference and difference.outcome != "above":
         verb = "below" if difference.outcome == "below" else "does not beat"
         found.append(f"{verb} {printable(difference.other.label)} ({difference})")
-    if row.tasks and rows[0].tasks and row.tasks != rows[0].tasks:
-        found.append(f"other test episodes than {printable(rows[0].label)}")
+    if row.tasks and first.tasks and row.tasks != first.tasks:
+        found.append(f"other test episodes than {printable(first.label)}")
+    if row.conditions and first.conditions and (unlike := _unlike(row, first)):
+        found.append(f"not trained like {printable(first.label)}: {unlike}")
     return "; ".join(found)
+
+
+def _unlike(row: ComparisonRow, first: ComparisonRow) -> str:
+    """Return the conditions of training in which two rows differ; "" if they are alike.
+
+    An option that only one row has counts if it names a component, such as `attack.name`.
+    """
+    mine, theirs = row.conditions, first.conditions
+    found = [
+        (key, mine.get(key, "unset"), theirs.get(key, "unset"))
+        for key in {**theirs, **mine}
+        if key.endswith(".name") or (key in mine and key in theirs)
+    ]
+    shown = [printable(f"{key} {own} (not {other})") for key, own, other in found if own != other]
+    more = f" and {count(len(shown) - _UNLIKE, 'other setting')}" if len(shown) > _UNLIKE else ""
+    return f"{joined(shown[:_UNLIKE])}{more}"
 
 
 def caption(rows: Sequence[ComparisonRow]) -> str:

@@ -22,7 +22,7 @@ from fedshot.config.registry import difference, is_diagnostic, plugins_in
 from fedshot.config.schema import RunOptions, not_honest
 from fedshot.core import tree
 from fedshot.core.devices import described
-from fedshot.core.errors import CheckpointError, QuorumError, as_path, check_kind
+from fedshot.core.errors import CheckpointError, FedshotError, QuorumError, as_path, check_kind
 from fedshot.core.locks import Lock
 from fedshot.core.machine import keep_freed_memory
 from fedshot.core.text import count, joined
@@ -55,7 +55,7 @@ from fedshot.protocol.robust_reducers import Aggregation
 from fedshot.runs import dataset_info, run_folder, trust
 from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.private_runs import PrivacyLedger, client_noise
-from fedshot.runs.recorder import Record, Recorder
+from fedshot.runs.recorder import Record, Recorder, Stop
 
 # Settings that may change on resuming, since they do not affect what a round computes.
 MAY_CHANGE = (
@@ -176,9 +176,22 @@ class Experiment:
                 yield first
             while self.round < self.config.run.rounds:
                 self.round += 1
-                with self.config.run.arithmetic():
-                    record = self._one_round()
+                try:
+                    with self.config.run.arithmetic():
+                        record = self._one_round()
+                except FedshotError as error:
+                    self._note_stop(error)
+                    raise
                 yield record
+
+    def _note_stop(self, error: FedshotError) -> None:
+        if self._lock is not None:
+            self._lock.check()
+        stop: Stop = {
+            "round": self.round,
+            "reason": str(error).removeprefix(f"round {self.round}: "),
+        }
+        self.recorder.write(run_folder.STOPPED, stop, sync=False)
 
     @property
     def spent(self) -> dict[str, Any]:
@@ -453,6 +466,7 @@ class Experiment:
         """Prepare the folder for training: delete everything after the last complete round."""
         if self.round < self.config.run.rounds:
             (self.folder / run_folder.RESULT).unlink(missing_ok=True)  # a result of fewer rounds
+        (self.folder / run_folder.STOPPED).unlink(missing_ok=True)
         self.config.write(self.folder / run_folder.CONFIG)
         if not self.begun or not (self.folder / dataset_info.FILE).exists():
             self.prepared.dataset_info().write(self.folder)

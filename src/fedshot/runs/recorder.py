@@ -68,6 +68,13 @@ class RecordJson(TypedDict):
     late: NotRequired[list[Whole]]
 
 
+class Stop(TypedDict):
+    """The content of stopped.json: the round that could not be completed, and why."""
+
+    round: Round
+    reason: str
+
+
 class Change(TypedDict):
     """A change of the environment or the settings when a run was resumed."""
 

@@ -14,9 +14,12 @@ from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.locks import Lock, only_one, taken
 from fedshot.core.records import COPY
 from fedshot.runs.checkpoint import Checkpoints
+from fedshot.runs.recorder import ENVIRONMENT, Recorder
 
 CONFIG = "config.yaml"
 RESULT = "result.json"
+STOPPED = "stopped.json"
+"""The file that says why training stopped."""
 NODES = "flower.json"
 """The file about a run's nodes, if its clients are on the nodes of a Flower deployment."""
 _LOCK = ".lock"
@@ -30,6 +33,32 @@ def checkpoints(folder: Path) -> Checkpoints:
 def begun(folder: Path) -> bool:
     """Return whether a folder holds a run, even if its configuration file is lost."""
     return (folder / CONFIG).exists() or bool(checkpoints(folder).rounds())
+
+
+def untrained(folder: Path) -> bool:
+    """Return whether a folder holds a run that stopped before the end of round 1.
+
+    False if a process trains in it, if the file system has no locks to tell, if the run has a
+    result, or if its clients are on Flower nodes.
+    """
+    if (
+        any((folder / name).exists() for name in (RESULT, NODES))
+        or in_training(folder) is not False
+    ):
+        return False
+    rounds = [*checkpoints(folder).rounds(), *(r["round"] for r in Recorder(folder).records())]
+    return begun(folder) and not any(rounds)
+
+
+def clear(folder: Path) -> None:
+    """Delete the files of a run that has trained no round, so that another can begin there.
+
+    Raises BusyError if another process has begun to train in the folder.
+    """
+    with alone(folder):
+        checkpoints(folder).prune(())
+        for name in (ENVIRONMENT, CONFIG):
+            (folder / name).unlink(missing_ok=True)
 
 
 def check(folder: Path) -> None:
