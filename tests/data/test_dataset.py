@@ -168,8 +168,8 @@ def test_many_classes_are_not_all_listed_in_an_error():
     [
         ((["0-9"], [], ["1"]), r"'0-9' is not a class or range .* 0 to 3"),
         ((["2-1"], [], ["0"]), "the smaller one first"),
-        ((["0-2"], ["2"], ["3"]), r"class number 2 occurs twice .*base, validation\).*disjoint"),
-        ((["0", "0"], [], ["3"]), "class number 0 occurs twice"),
+        ((["0-2"], ["2"], ["3"]), r"class 'class2' occurs twice .*base and validation\).*disjoint"),
+        ((["0", "0"], [], ["3"]), "class 'class0' occurs twice"),
         (([], [], ["3"]), "no base classes"),
     ],
 )
@@ -190,6 +190,8 @@ def test_a_random_split_is_disjoint_repeats_under_its_key_and_differs_under_anot
 def test_a_random_split_of_too_many_classes_is_refused():
     with pytest.raises(DataError, match="3 base, 1 validation and 1 novel classes; it has 4"):
         ClassSplit.at_random(made(), 3, 1, 1, Key(0))
+    with pytest.raises(DataError, match=r"split\.random is \[-1, 1, 1\]; expected"):
+        ClassSplit.at_random(made(), -1, 1, 1, Key(0))
 
 
 def test_a_random_split_draws_classes_that_have_an_example():

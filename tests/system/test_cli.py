@@ -78,6 +78,8 @@ def test_quiet_prints_the_result_alone(tmp_path: Path, capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     assert [text.split(":")[0] for text in out.splitlines()] == ["fsl_local", "raw pixels"]
     assert err == ""
+    assert main([*run_words(tmp_path, CHOOSING), "--quiet", "--json", "--name", "again"]) == 0
+    assert "result" in json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])

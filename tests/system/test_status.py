@@ -175,4 +175,6 @@ def test_a_folder_without_a_run_is_refused(
     trained(tmp_path / "a")
     for wrong in (tmp_path / "nowhere", tmp_path / "a" / "config.yaml"):
         assert main(["status", str(tmp_path / "a"), str(wrong)]) == 2
-        assert f"there is no run in {wrong}. Name the" in capsys.readouterr().err
+        out, err = capsys.readouterr()
+        assert f"there is no run in {wrong}. Name the" in err
+        assert out.splitlines()[1].startswith("untested")  # the other run is shown all the same

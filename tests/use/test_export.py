@@ -180,7 +180,7 @@ def test_every_methods_encoder_is_found(name: str, tmp_path: Path) -> None:
     run = TrainedRun(tmp_path / "run")
     client = None
     if name in THEIRS:
-        with pytest.raises(ConfigError, match=r"no single encoder.*Choose a client"):
+        with pytest.raises(ConfigError, match=r"no single encoder.*Choose a client with --client"):
             encoder_of(run)
         client = next(c for c in made.prepared.clients if _trained(run, c))
     body, stats = encoder_of(run, client)

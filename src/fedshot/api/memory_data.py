@@ -113,6 +113,8 @@ def as_dataset(
     n = len(found.x)
     if not n:
         raise DataError("the data have no examples; expected at least one.")
+    if found.labels is None:
+        raise DataError("y is None; expected the class of each example, as in data=(X, y).")
     classes, y = encoded(labels_of(found.labels, n))
     users = None if found.clients is None else _numbers(found.clients, n)
     texts = _texts(found.x)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
+from itertools import chain
 
 from rich.console import Console
 
@@ -16,6 +16,7 @@ from fedshot import reports
 from fedshot.api.comparing import compared, write_report
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError
+from fedshot.core.text import joined
 
 
 def report(options: argparse.Namespace) -> int:
@@ -30,19 +31,16 @@ def report(options: argparse.Namespace) -> int:
 
 def status(options: argparse.Namespace) -> int:
     """Print the progress of runs."""
-    runs: dict[Path, None] = {}
-    for folder in options.folders:
-        below = list(reports.runs_below(folder))
-        if not below:
-            raise ConfigError(
-                f"there is no run in {folder}. Name the folder of a run, or one that holds runs."
-            )
-        runs |= dict.fromkeys(below)
-    all_of = [reports.Status.of(run) for run in runs]
+    below = {folder: list(reports.runs_below(folder)) for folder in options.folders}
+    all_of = [reports.Status.of(run) for run in dict.fromkeys(chain(*below.values()))]
     if options.json:
         say(json.dumps([asdict(one) for one in all_of]))
-    else:
+    elif all_of:
         say(reports.as_table(all_of))
+    if empty := [str(folder) for folder, runs in below.items() if not runs]:
+        raise ConfigError(
+            f"there is no run in {joined(empty)}. Name the folder of a run, or one that holds runs."
+        )
     return 0
 
 

@@ -91,7 +91,7 @@ def _records(
     records = shown(experiment, rounds=not options.json) if shows else experiment.run()
     for record in records:
         on_record(record)
-        if options.json:
+        if options.json and shows:
             say(json.dumps(record.to_json()))
         yield record
 

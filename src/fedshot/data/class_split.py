@@ -12,7 +12,7 @@ import numpy as np
 
 from fedshot.core.errors import ConfigError, DataError, nearest
 from fedshot.core.seeds import Key
-from fedshot.core.text import count
+from fedshot.core.text import count, joined
 from fedshot.data.dataset import Dataset, first_twice
 
 _FEWEST = 3  # classes of data that are split by themselves
@@ -68,13 +68,21 @@ class ClassSplit:
         would select other classes as names than as positions raises DataError.
         """
         names = _Names(dataset)
-        parts = {"base": base, "validation": validation, "novel": novel}
-        return cls(
-            *(
-                tuple(sorted(c for entry in entries for c in names.read(part, str(entry))))
-                for part, entries in parts.items()
+        given = {"base": base, "validation": validation, "novel": novel}
+        parts = [
+            tuple(sorted(c for entry in entries for c in names.read(part, str(entry))))
+            for part, entries in given.items()
+        ]
+        twice = first_twice(chain(*parts))
+        if twice is not None:
+            where = joined(
+                [part for part, found in zip(given, parts, strict=True) if twice in found]
             )
-        )
+            raise DataError(
+                f"class {dataset.class_names[twice]!r} occurs twice in the split ({where}); base, "
+                "validation and novel classes must be disjoint. Remove one of the two."
+            )
+        return cls(*parts)
 
     @classmethod
     def at_random(
@@ -85,7 +93,12 @@ class ClassSplit:
         Raises DataError if there are fewer such classes than asked for.
         """
         n, held = n_base + n_validation + n_novel, np.unique(dataset.y)
-        if min(n_base, n_validation, n_novel) < 0 or n > len(held):
+        if min(n_base, n_validation, n_novel) < 0:
+            raise DataError(
+                f"split.random is [{n_base}, {n_validation}, {n_novel}]; expected numbers of "
+                "classes, 0 or more."
+            )
+        if n > len(held):
             empty = dataset.n_classes - len(held)
             besides = f" with examples, and {empty} without" if empty else ""
             raise DataError(

@@ -44,7 +44,11 @@ def encoder_of(run: TrainedRun, client: int | None = None) -> tuple[Tree, Tree]:
         found = _find(run.model, state)
         if found is not None:
             return found
-    hint = " Choose a client." if run.keeps_private and client is None else ""
+    hint = (
+        " Choose a client with --client, or client=."
+        if run.keeps_private and client is None
+        else ""
+    )
     raise ConfigError(
         f"the state of {run.method.name} holds no single encoder that could be exported.{hint}"
     )

@@ -276,7 +276,7 @@ def as_bytes(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
         if low < 0 or high > 1:
             raise InputError(
                 f"{name} are {array.dtype} from {low:g} to {high:g}; expected floating point "
-                "pixels in [0, 1]. Divide by the largest value, or pass uint8."
+                "pixels in [0, 1]. Scale them to that range, or pass uint8."
             )
         rounded: np.ndarray[Any, Any] = np.rint(array.astype(np.float64) * 255).astype(np.uint8)
         return rounded

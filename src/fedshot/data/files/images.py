@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fedshot.core.errors import DataError
 from fedshot.core.regular_files import open_regular
@@ -77,6 +77,8 @@ def readable(name: object) -> Iterator[None]:
         ) from error
     except DAMAGE as error:
         reason = getattr(error, "strerror", None) or error
+        if isinstance(error, UnidentifiedImageError):  # it would name an object in memory
+            reason = f"it is none of {', '.join(FORMATS)}"
         raise DataError(
             f"image {name} cannot be read ({reason}). Replace it, or remove it."
         ) from error

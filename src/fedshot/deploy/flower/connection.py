@@ -155,8 +155,8 @@ class Connection:
                 raise RejectedError(
                     "the server does not know this node's key, or the clocks of both differ by "
                     "more than a few seconds, or a node with this key was connected in the last "
-                    "20 seconds. Copy its .pub file into the server's folder of nodes, set the "
-                    f"clocks (NTP), and try again. ({_describe(error)})"
+                    "20 seconds. Admit its key at the server (`fedshot flower keys --admit`), set "
+                    f"the clocks (NTP), and try again. ({_describe(error)})"
                 ) from None
         self._node = Node(node_id=number)
         self._memory.parent.mkdir(parents=True, exist_ok=True)
