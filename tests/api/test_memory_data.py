@@ -86,6 +86,14 @@ def test_each_entry_of_a_mapping_is_a_client():
         fs.as_dataset({})
 
 
+def test_names_of_clients_are_kept_if_they_are_texts():
+    half = PIXELS[:2], [0, 1]
+    assert fs.as_dataset({"b": half, "a": half}).user_names == ("b", "a")
+    assert fs.as_dataset((PIXELS, [0, 1, 0, 1], ["b", "a", "b", "c"])).user_names == ("a", "b", "c")
+    assert fs.as_dataset((PIXELS, [0, 1, 0, 1], [3, 1, 3, 1])).user_names == ()
+    assert fs.as_dataset({1: half, "a": half}).user_names == ()
+
+
 def test_clients_with_pixels_of_two_types_keep_their_values():
     north, south = (PIXELS > 1).astype(np.uint8), PIXELS / 255
     found = fs.as_dataset({"north": (north, [0, 1, 0, 1]), "south": (south, [0, 1, 0, 1])})

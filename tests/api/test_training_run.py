@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import fedshot as fs
+from fedshot.cli.main import main
 
 
 def test_the_result_is_that_of_the_run_folder(first):
@@ -51,6 +52,30 @@ def test_a_metric_with_the_name_of_a_column_is_kept(first, tmp_path):
     history = fs.open_run(tmp_path).history
     assert history["faults"].tolist() == [0, 0, 0, 0]
     assert history["metric_faults"].iloc[1:].tolist() == first.history["loss"].iloc[1:].tolist()
+
+
+def test_clients_that_the_data_name_are_known_by_their_names(small, arrays, tmp_path):
+    x, y = arrays
+    held = {f"<b>ward {k}": (x[k::4], y[k::4]) for k in (3, 0, 1, 2)}
+    method = {"name": "fsl_local", "learner_name": "proto", "local_steps": 1}
+    out = tmp_path / "x"
+    run = fs.train(small, data=held, method=method, way=2, rounds=1, out=out, progress=False)
+    assert run.clients["name"].tolist() == list(held)
+    query = x[20:24]
+    first, by_number, other = (
+        run.classifier(client=c).fit(x[:4], list("abab")).predict_proba(query)
+        for c in ("<b>ward 3", 0, "<b>ward 0")
+    )
+    assert np.array_equal(first, by_number)
+    assert not np.array_equal(first, other)
+    with pytest.raises(
+        fs.ConfigError, match=r"'ward'; the clients .* are 0 \(<b>ward 3\), 1 \(<b>"
+    ):
+        run.classifier(client="ward")
+    page = run.report(tmp_path / "page.html").read_text()
+    assert "client 0 (&amp;lt;b&amp;gt;ward 3)" in page or r"client 0 (\u0026lt;b" in page
+    assert main(["export", str(out), "--to", "safetensors", "--client", "<b>ward 1"]) == 0
+    assert "the encoder of client `<b>ward 1`" in (out / "export" / "README.md").read_text()
 
 
 def test_clients_with_models_have_accuracies(second):

@@ -274,10 +274,10 @@ def test_runs_that_differ_in_the_seed_alone_are_one_row():
 def test_a_method_has_one_colour_in_every_figure():
     places = {"first": 0, "second": 1}
     curve = charts.curves([Series("second", [0, 1], [0.1, 0.2])], {}, "rounds", places)
-    clients = charts.spread({"second": [0.1, 0.2]}, {"second": 0.1}, places)
+    clients = charts.spread({"second": [("0", 0.1), ("1", 0.2)]}, {"second": 0.1}, places)
     colour = curve["data"][0]["line"]["color"]
     assert clients["data"][0]["marker"]["color"] == colour
-    other = charts.spread({"first": [0.1, 0.2]}, {"first": 0.1}, places)
+    other = charts.spread({"first": [("0", 0.1)]}, {"first": 0.1}, places)
     assert other["data"][0]["marker"]["color"] != colour
 
 

@@ -56,7 +56,7 @@ def refusal(
             ["run.quorum is 1.5", "expected a number of at least 0 and at most 1"],
         ),
         ({"name": "../up"}, ["name is '../up'", "names a folder"]),
-        ({"split": {"base": ["0-3"], "novel": ["3-9"]}}, ["class number 3", "disjoint"]),
+        ({"split": {"base": ["0-3"], "novel": ["3-9"]}}, ["class '3'", "disjoint"]),
         ({"split": {"base": ["0-4"], "novel": ["ten"]}}, ["'ten'"]),
         ({"model": {"backbone": {"name": "mlp", "hidden": []}}}, ["hidden is []", "[64]"]),
         ({"run": {"cohort": 100}}, ["run.cohort is 100", "6 clients"]),

@@ -274,7 +274,7 @@ def test_what_cannot_be_done_is_refused_with_code_2(
     assert predict(run, folders, "--client", "0") == 2
     assert "keep no models" in capsys.readouterr().err
     assert predict(run, folders, "--client", "-1") == 2
-    assert "client is -1; the clients of this run are" in capsys.readouterr().err
+    assert "client is '-1'; the clients of this run are" in capsys.readouterr().err
     assert predict(run, folders, "--none-of-these", "7") == 2
     assert "expected a share between 0 and 1" in capsys.readouterr().err
     assert main(["calibrate", str(tmp_path / "no")]) == 2

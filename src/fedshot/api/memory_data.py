@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -45,6 +45,7 @@ class _Examples:
     x: Any
     labels: Any
     clients: Any = None
+    client_names: tuple[str, ...] = ()
 
 
 def as_dataset(
@@ -116,7 +117,10 @@ def as_dataset(
     if found.labels is None:
         raise DataError("y is None; expected the class of each example, as in data=(X, y).")
     classes, y = encoded(labels_of(found.labels, n))
-    users = None if found.clients is None else _numbers(found.clients, n)
+    named, users = found.client_names, None
+    if found.clients is not None:
+        held, users = _numbered(found.clients, n)
+        named = named or _texts_alone(held)
     texts = _texts(found.x)
     x: Pixels | Tokens | RawTexts | Features
     if texts is None:
@@ -130,14 +134,14 @@ def as_dataset(
         x = options.embed(rows, find_data_dir(data_dir), name)[0]
         x.check_known(name)
     names = tuple(str(one) for one in classes.tolist())
-    return Dataset(name, x, y.astype(np.int64), names, users)
+    return Dataset(name, x, y.astype(np.int64), names, users, user_names=named)
 
 
 def _examples(data: Any, column: str | None, label: str, client: str | None) -> _Examples:
     if isinstance(data, Dataset):
         names = np.array(data.class_names, dtype=object)
         x = data.x if data.kind == "features" else data.pixels
-        return _Examples(x, names[data.y], data.users)
+        return _Examples(x, names[data.y], data.users, data.user_names)
     if isinstance(data, Mapping):
         return _of_clients(
             {key: _examples(one, column, label, client) for key, one in data.items()}
@@ -179,7 +183,7 @@ def _of_clients(held: Mapping[Any, _Examples]) -> _Examples:
     x = np.concatenate(examples) if stackable else list(chain.from_iterable(examples))
     clients = np.repeat(np.arange(len(parts)), [len(part.x) for part in parts])
     labels = list(chain.from_iterable(part.labels for part in parts))
-    return _Examples(x, labels, clients)
+    return _Examples(x, labels, clients, _texts_alone(held))
 
 
 def _of_table(table: Any, column: str | None, label: str, client: str | None) -> _Examples:
@@ -233,10 +237,17 @@ def _scalar(y: Any) -> Any:
     return y.item() if hasattr(y, "item") and y.reshape(-1).shape == (1,) else y
 
 
-def _numbers(clients: Sequence[Any], n: int) -> Ints:
-    """Return the client number of each example, int64 [n]: the rank of the client's name."""
+def _texts_alone(clients: Iterable[Any]) -> tuple[str, ...]:
+    """Return the clients if all are texts, which name them; else ()."""
+    clients = tuple(clients)
+    return clients if all(isinstance(one, str) for one in clients) else ()
+
+
+def _numbered(clients: Sequence[Any], n: int) -> tuple[list[Any], Ints]:
+    """Return the sorted clients, and the number of each example's client, int64 [n]."""
     try:
-        return encoded(labels_of(clients, n))[1].astype(np.int64)
+        named, numbers = encoded(labels_of(clients, n))
+        return named.tolist(), numbers.astype(np.int64)
     except InputError as error:
         raise DataError(f"the clients of the examples: {error}") from None
 

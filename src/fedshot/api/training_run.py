@@ -151,8 +151,9 @@ class TrainingRun:
     def clients(self) -> pd.DataFrame:
         """The clients as a DataFrame, one row for each client that was tested or had a fault.
 
-        Columns: `client`, its number; `accuracy` on the test, in [0, 1], NaN if the server's model
-        predicts or the run is unfinished; `faults`, the number of its lost or rejected replies.
+        Columns: `client`, its number; `name`, if the data name the clients; `accuracy` on the test,
+        in [0, 1], NaN if the server's model predicts or the run is unfinished; `faults`, the number
+        of its lost or rejected replies.
 
         Raises ConfigError if pandas is not installed.
         """
@@ -163,8 +164,10 @@ class TrainingRun:
             one["client"] for r in run.records for one in r["faults"] if "client" in one
         )
         numbers = sorted({*accuracies, *faults})
+        names = run.client_names
         return data_frame({
             "client": numbers,
+            **({"name": [names[client] for client in numbers]} if names else {}),
             "accuracy": [accuracies.get(client, float("nan")) for client in numbers],
             "faults": [faults[client] for client in numbers],
         })  # fmt: skip

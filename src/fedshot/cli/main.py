@@ -368,8 +368,8 @@ def _add_use(commands: Commands) -> None:
     for command in (predict, calibrate, export):
         command.add_argument("folder", type=Path, help="folder of the run")
         command.add_argument(
-            "--client", type=int,
-            help="number of the client whose model is used, if each has its own",
+            "--client",
+            help="number or name of the client whose model is used, if each has its own",
         )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from fedshot.config.settings import Settings
 from fedshot.config.validation import value_of
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError
-from fedshot.core.text import long_names, typed
+from fedshot.core.text import long_names, named_client, typed
 from fedshot.evaluation.episodic_test import Score, far_below
 from fedshot.protocol.method import TEST_ROUNDS
 from fedshot.reports.significance import ComparisonRow, compare
@@ -131,7 +131,9 @@ def say_score(
     if score.worst_tenth is not None:
         facts.append(f"worst tenth {100 * score.worst_tenth:.2f} %")
     if far := far_below(score.clients):
-        shown = [f"client {c} {100 * a:.1f} %" for c, a in list(far.items())[:3]]
+        names = experiment.prepared.client_names
+        first = list(far.items())[:3]
+        shown = [f"client {named_client(c, names)} {100 * a:.1f} %" for c, a in first]
         more = f" and {len(far) - 3} more" if len(far) > 3 else ""
         facts.append(f"far below the others: {'; '.join(shown)}{more}")
     before = "" if experiment.best_round else " (before training)"

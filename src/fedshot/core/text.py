@@ -126,6 +126,11 @@ def natural(text: str) -> int | None:
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
+def named_client(client: int, names: Sequence[str]) -> str:
+    """Return a client's number, with its name if it has one, such as "3 (hospital b)"."""
+    return f"{client} ({printable(names[client])})" if client < len(names) else str(client)
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """Return numbers as text.
 

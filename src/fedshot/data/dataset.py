@@ -58,7 +58,8 @@ class Dataset:
     Examples are images (uint8 [n, H, W, C]), texts (`Tokens`, or `RawTexts` for an encoder), or
     features that an encoder has computed (float32 [n, d]).
 
-    `users` are user numbers starting at 0 (int64 [n]), never names. `standard` is the class split
+    `users` are user numbers starting at 0 (int64 [n]). `user_names` are their names, if the data
+    were passed with names; a run stores and shows them. `standard` is the class split
     that the data define, if any. `skipped` describes the files that were skipped. `encoding` says
     how `model.encoder` computed the features.
 
@@ -80,6 +81,7 @@ class Dataset:
     groups: Ints | None = None
     resident: Tensor | None = None  # a copy of `x` on a GPU: see `on_gpu`
     encoding: Encoding | None = None
+    user_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for given in (self.x, self.y, self.users, self.groups):
@@ -111,6 +113,9 @@ class Dataset:
             raise DataError(
                 f"{self.name}: user number {self.users.min()} is negative; number users from 0"
             )
+        named = len(self.user_names)
+        if named and (self.users is None or self.users.max() >= named):
+            raise DataError(f"{self.name}: {named} user names are too few for the users' numbers")
         if self.standard is not None:
             self.standard.check(self)
 

@@ -25,6 +25,8 @@ _MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 _LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0}
 _WRITTEN = 12  # maximum number of columns of a heat map with values in its cells
 _WIDE = 20  # ratio of the largest to the smallest value from which an axis is logarithmic
+_BUTTONS = 28  # pixels of plotly's buttons, which would cover the cells of a heat map
+_FEW_ROUNDS = 10
 _POINTS = 300  # maximum number of clients drawn as points; of more, only outliers
 
 AXES = {"rounds": "communication round", "megabytes": "MB sent and received, all clients together",
@@ -61,6 +63,8 @@ def curves(
         yaxis_title=f"accuracy on {kinds} episodes", legend=_LEGEND,
         hovermode="x unified" if unified else "closest",
     )  # fmt: skip
+    if axis == "rounds":
+        _whole_rounds(figure)
     return _done(figure, 400 + 11 * len(figure.data), 380 + 13 * len(figure.data))
 
 
@@ -98,6 +102,7 @@ def training_metric(lines: Mapping[str, Line], metric: str, colours: Mapping[str
         xaxis_title=AXES["rounds"], xaxis_rangemode="tozero", yaxis_title=_text(metric),
         legend=_LEGEND, showlegend=True, hovermode="x unified" if len(lines) < 16 else "closest",
     )  # fmt: skip
+    _whole_rounds(figure)
     return _done(figure, 360 + 11 * len(lines), 340 + 13 * len(lines))
 
 
@@ -124,23 +129,26 @@ def points(name: str, found: Sequence[tuple[Any, float, float]]) -> Figure:
 
 
 def spread(
-    clients: Mapping[str, Sequence[float]], worst: Mapping[str, float], colours: Mapping[str, int]
+    clients: Mapping[str, Sequence[tuple[str, float]]],
+    worst: Mapping[str, float],
+    colours: Mapping[str, int],
 ) -> Figure:
     """Return a figure of each client's accuracy, one row per method.
 
-    `clients` is label of a method -> accuracies of its clients. Diamonds mark `worst`, the mean
-    accuracy of the worst tenth of the clients.
+    `clients` is label of a method -> (name, accuracy) of its clients. Diamonds mark `worst`, the
+    mean accuracy of the worst tenth of the clients.
     """
     figure = go.Figure()
     shown = dict(zip(clients, _distinct(clients, 24), strict=True))
-    for label, accuracies in clients.items():
-        colour, few = PALETTE[colours[label] % len(PALETTE)], len(accuracies) <= _POINTS
+    for label, found in clients.items():
+        colour, few = PALETTE[colours[label] % len(PALETTE)], len(found) <= _POINTS
         figure.add_box(
-            x=[_number(100 * a) for a in accuracies], y=[shown[label]] * len(accuracies),
+            x=[_number(100 * a) for _, a in found], y=[shown[label]] * len(found),
+            text=[f"client {_text(name)}" for name, _ in found],
             orientation="h", boxpoints="all" if few else "outliers", jitter=0.6, pointpos=0,
             marker={"color": colour, "size": 6, "opacity": 0.75}, line={"width": 1.4},
-            fillcolor=_clear(colour, 0.14), width=0.6, hovertemplate="%{x:.2f} %<extra></extra>",
-            name=_text(label), showlegend=False,
+            fillcolor=_clear(colour, 0.14), width=0.6, name=_text(label), showlegend=False,
+            hovertemplate="%{text}: %{x:.2f} %<extra></extra>",
         )  # fmt: skip
     figure.add_scatter(
         x=[_number(100 * a) for a in worst.values()], y=[shown[label] for label in worst],
@@ -192,13 +200,13 @@ def partition(held: PartitionTable) -> Figure:
     figure = _heat(
         [[n or None for n in row] for row in held.table],
         _distinct(held.classes, 20),
-        [str(c) for c in held.clients],
+        _distinct(held.clients, 24),
         "%{z}",
         "client %{y}, class %{x}: %{z} examples<extra></extra>",
         ("base class", f"client{cut}"),
     )
-    height = min(130 + 25 * max(len(held.clients), 5), 760)
-    return _done(figure, height, height)
+    height = min(150 + 25 * max(len(held.clients), 5), 780)
+    return _done(figure, height, height, top=_BUTTONS)
 
 
 def confusion(counts: Mapping[str, Mapping[str, int]]) -> Figure:
@@ -210,8 +218,8 @@ def confusion(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     hover = "%{y} predicted as %{x}: %{z:.1f} %<extra></extra>"
     figure = _heat(shares, shown, shown, "%{z:.0f}", hover, ("predicted class", "true class"))
     figure.data[0].update(colorbar={"ticksuffix": " %"})
-    height = min(150 + 44 * max(len(names), 4), 680)
-    return _done(figure, height, min(height, 420))
+    height = min(170 + 44 * max(len(names), 4), 700)
+    return _done(figure, height, min(height, 440), top=_BUTTONS)
 
 
 def novel_classes(found: Map) -> Figure:
@@ -264,14 +272,20 @@ def _heat(
     return figure
 
 
-def _done(figure: Any, height: int, narrow: int) -> Figure:
+def _whole_rounds(figure: Any) -> None:
+    """Mark each round on the x axis if there are few; plotly would also mark half rounds."""
+    last = max((x for trace in figure.data for x in trace.x if x is not None), default=0)
+    figure.update_xaxes(dtick=1 if last <= _FEW_ROUNDS else None)
+
+
+def _done(figure: Any, height: int, narrow: int, top: int = 8) -> Figure:
     """Return a plotly figure as JSON.
 
-    `height` is its height in pixels, `narrow` that on a narrow screen.
+    `height` is its height in pixels, `narrow` that on a narrow screen, `top` its upper margin.
     """
     figure.update_layout(
         height=height, meta={"narrow": narrow}, template="none",
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+        margin={"l": 8, "r": 8, "t": top, "b": 8},
     )  # fmt: skip
     found: Figure = figure.to_plotly_json()
     found["layout"].pop("template", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedshot.core.text import joined, printable
+from fedshot.core.text import joined, named_client, printable
 from fedshot.evaluation.episodic_test import total_confusion
 from fedshot.reports import charts
 from fedshot.reports.curves import Series, metric_lines
@@ -86,7 +86,8 @@ def spread(groups: Groups, colours: Mapping[str, int]) -> Iterator[FigureBlock |
     clients, worst = {}, {}
     for label, runs in groups.items():
         tests = [run.result["test"] for run in runs if run.result]
-        found = [float(a) for test in tests for a in test.get("clients", {}).values()]
+        found = [(named_client(int(c), run.client_names), float(a)) for run in runs if run.result
+                 for c, a in run.result["test"].get("clients", {}).items()]  # fmt: skip
         if found:
             clients[label] = found
             tenths = [t["worst_tenth"] for t in tests if t.get("worst_tenth") is not None]

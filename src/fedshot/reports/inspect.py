@@ -10,7 +10,7 @@ import numpy as np
 
 from fedshot.core import storage
 from fedshot.core.errors import DataError
-from fedshot.core.text import count, joined
+from fedshot.core.text import count, joined, named_client
 from fedshot.data.dataset import Ints
 from fedshot.reports.partition_plots import class_histogram, one_client_picture, partition_picture
 from fedshot.reports.sheet import contact_sheet
@@ -50,7 +50,8 @@ def facts(federated: FederatedDataset) -> list[str]:
         f"{len(federated.clients)} clients can form a {federated.config.episode} episode",
     ]
     left_out = list(federated.left_out.items())
-    lines += [f"client {c} cannot: {why}" for c, why in left_out[:5]]
+    names = federated.client_names
+    lines += [f"client {named_client(c, names)} cannot: {why}" for c, why in left_out[:5]]
     return lines + ([f"and {len(left_out) - 5} more"] if len(left_out) > 5 else [])
 
 

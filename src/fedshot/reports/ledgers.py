@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedshot.config.settings import flat
-from fedshot.core.text import count, joined, megabytes, printable
+from fedshot.core.text import count, joined, megabytes, named_client, printable
 from fedshot.reports.markup import plain
 from fedshot.reports.run_files import Groups, Run
 from fedshot.reports.significance import ComparisonRow
@@ -39,15 +39,20 @@ def faults(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _faults_of(run: Run) -> dict[str, Any]:
+    names = run.client_names
+
+    def client(fault: Mapping[str, Any]) -> str:
+        return named_client(fault["client"], names) if "client" in fault else ""
+
     replies = [
-        (r["round"], f.get("client", ""), f.get("kind", ""), f.get("reason", ""))
+        (r["round"], client(f), f.get("kind", ""), f.get("reason", ""))
         for r in run.records
         for f in r["faults"]
     ]
     skipped = [(r["round"], "", "round skipped", r["skipped"]) for r in run.records if r["skipped"]]
     ends = [(s["round"], "", "training stopped", s["reason"]) for s in [run.stopped] if s]
     rows = sorted([*replies, *skipped, *ends], key=lambda row: row[0])
-    by_client = Counter(client for _, client in sorted({(row[0], str(row[1])) for row in replies}))
+    by_client = Counter(client for _, client in sorted({row[:2] for row in replies}))
     named = [f"client {client} in {n:,}" for client, n in by_client.most_common(_CLIENTS)]
     if others := len(by_client) - len(named):
         named.append(count(others, "other client"))

@@ -152,6 +152,12 @@ class Run:
         return info["name"], info["digest"]
 
     @property
+    def client_names(self) -> list[str]:
+        """The names of the clients by number; empty if the data do not name them."""
+        info = dataset_info.stored(self.folder)
+        return [] if info is None else info.get("client_names", [])
+
+    @property
     def tested(self) -> TestProtocol:
         """The protocol of the run's test, according to its settings and result."""
         return TestProtocol.of(self.settings, self.result)

@@ -18,6 +18,7 @@ from fedshot.core import tree
 from fedshot.core.errors import CheckpointError, FedshotError
 from fedshot.core.machine import arithmetic
 from fedshot.core.seeds import Key
+from fedshot.core.text import named_client
 from fedshot.core.tree import Tree
 from fedshot.data.dataset import Ints
 from fedshot.data.episodes.episode import examples
@@ -36,10 +37,11 @@ _DIGITS = 4  # decimals of a coordinate
 class PartitionTable:
     """The number of examples of each base class at each client: `table` [clients, classes].
 
-    `clients` are the ids of the clients in the table, and `total` counts all clients.
+    `clients` are the numbers of the clients in the table, with their names if they have any, and
+    `total` counts all clients.
     """
 
-    clients: tuple[int, ...]
+    clients: tuple[str, ...]
     classes: tuple[str, ...]
     table: tuple[tuple[int, ...], ...]
     total: int
@@ -99,9 +101,8 @@ def holdings(federated: FederatedDataset) -> PartitionTable:
     data, parts = federated.dataset, federated.client_split.train
     classes, table = class_counts(parts, data.y, _CLIENTS)
     names = tuple(data.class_names[c] for c in classes)
-    return PartitionTable(
-        tuple(range(len(table))), names, tuple(map(tuple, table.tolist())), len(parts)
-    )
+    clients = tuple(named_client(c, federated.client_names) for c in range(len(table)))
+    return PartitionTable(clients, names, tuple(map(tuple, table.tolist())), len(parts))
 
 
 def _chosen(prepared: PreparedRun, folder: Path) -> Tree:

@@ -19,9 +19,9 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from fedshot.core import records, storage
-from fedshot.core.errors import CheckpointError
+from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.records import Whole
-from fedshot.core.text import typed
+from fedshot.core.text import named_client, natural, typed
 from fedshot.data.dataset import Dataset, Kind
 from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.tokens import Tokens
@@ -47,6 +47,7 @@ class DatasetJson(TypedDict):
     examples: Whole
     dealt: Annotated[int, Field(ge=1, lt=10**8)]
     clients: NotRequired[Annotated[list[Whole], Field(min_length=1)]]  # all of them if missing
+    client_names: NotRequired[list[str]]  # by client
     kind: Kind
     original: NotRequired[
         Annotated[list[Annotated[int, Field(ge=1, lt=2**24)]], Field(max_length=3)] | None
@@ -73,6 +74,7 @@ class DatasetInfo:
         table: word vectors, float32 [V, d]; None for images.
         original: shape of the images that `model.encoder` takes, () if it takes texts; None without
             an encoder.
+        client_names: names of the clients, by number; empty if they have none.
     """
 
     name: str
@@ -88,14 +90,16 @@ class DatasetInfo:
     words: tuple[str, ...] = field(default=(), repr=False)
     table: Tensor | None = field(default=None, repr=False, compare=False)
     original: tuple[int, ...] | None = None
+    client_names: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, dataset: Dataset, rows: RowSplit, dealt: int, clients: Sequence[int]
-    ) -> DatasetInfo:
+        cls, dataset: Dataset, rows: RowSplit, dealt: int, clients: Sequence[int],
+        client_names: tuple[str, ...],
+    ) -> DatasetInfo:  # fmt: skip
         """Return the information about a dataset.
 
-        `rows` are the dataset's base, validation and novel rows. `dealt` and `clients` become the
+        `rows` are the dataset's base, validation and novel rows. The other arguments become the
         fields of the same name.
         """
         base, validation, novel = split_classes(dataset, rows)
@@ -114,6 +118,7 @@ class DatasetInfo:
             x.words if isinstance(x, Tokens) else (),
             torch.tensor(x.table) if isinstance(x, Tokens) else None,
             None if dataset.encoding is None else dataset.encoding.shape,
+            client_names,
         )
 
     @property
@@ -140,6 +145,24 @@ class DatasetInfo:
         """Whether the examples are texts before an encoder, if any, turns them into features."""
         return self.example_kind in ("text", "raw text")
 
+    def client_number(self, client: int | str) -> int:
+        """Return the number of a client that is given by its number or its name.
+
+        Raises ConfigError if no client that takes part has it.
+        """
+        if isinstance(client, str):
+            named = client in self.client_names
+            number = self.client_names.index(client) if named else natural(client)
+        else:
+            number = client
+        if number is None or number not in self.clients:
+            known = [named_client(c, self.client_names) for c in self.clients[:8]]
+            more = ", ..." if len(self.clients) > len(known) else ""
+            raise ConfigError(
+                f"client is {client!r}; the clients of this run are {', '.join(known)}{more}."
+            )
+        return number
+
     def write(self, folder: Path) -> None:
         """Write the information into a run's folder.
 
@@ -154,6 +177,8 @@ class DatasetInfo:
             del content["clients"]  # of a million clients, the list would take ten megabytes
         if self.original is None:
             del content["original"]
+        if not self.client_names:
+            del content["client_names"]
         data = json.dumps(content, indent=1, sort_keys=True) + "\n"
         storage.write_bytes(folder / FILE, data.encode(), sync=False)
 

@@ -14,7 +14,7 @@ from fedshot.config.validation import with_option_path
 from fedshot.core.errors import ConfigError, DataError, check_kind
 from fedshot.core.machine import cores
 from fedshot.core.seeds import Key
-from fedshot.core.text import count
+from fedshot.core.text import count, named_client
 from fedshot.data.class_split import ClassSplit, some_names
 from fedshot.data.copies import Copies
 from fedshot.data.dataset import Dataset, Ints
@@ -31,6 +31,7 @@ from fedshot.data.partitions.partition import (
     check_assigned,
     infeasible_clients,
 )
+from fedshot.data.partitions.pooled import Users
 from fedshot.data.partitions.resampled import Resampled
 from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.sent140 import split_users
@@ -159,6 +160,12 @@ class FederatedDataset:
         )
         self.clients = [c for c in range(len(self.client_split.train)) if c not in self.left_out]
 
+    def _first(self, left_out: dict[int, str]) -> str:
+        names = self.client_names
+        shown = [f"client {named_client(c, names)} {why}" for c, why in sorted(left_out.items())]
+        more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
+        return "; ".join(shown[:3]) + more
+
     def _assigned(self, rows: Ints, key: Key, spec: EpisodeSpec) -> ClientSplit:
         """Return the partition of some rows of the dataset."""
         split = self.config.partition.assign(self.dataset, rows, key, spec)
@@ -190,7 +197,17 @@ class FederatedDataset:
 
     def dataset_info(self) -> DatasetInfo:
         """Return the information about the data that a run stores in its folder."""
-        return DatasetInfo.of(self.dataset, self.rows, len(self.client_split.train), self.clients)
+        dealt = len(self.client_split.train)
+        return DatasetInfo.of(self.dataset, self.rows, dealt, self.clients, self.client_names)
+
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """The names of the clients by number; empty unless each is a user whom the data name."""
+        names, partition = self.dataset.user_names, self.config.partition
+        if not names or self.dataset.users is None or not isinstance(partition, Users):
+            return ()
+        users = np.unique(self.dataset.users[self.rows.base]).tolist()
+        return tuple(names[user] for user in users) if partition.clients is None else ()
 
     def notices(self) -> list[str]:
         """Return messages for the user before round 1."""
@@ -206,7 +223,7 @@ class FederatedDataset:
                 f"of the split: {some_names(self.dataset.class_names, unused.tolist())}"
             )
         if self.left_out:
-            found.append(f"left out: {_first(self.left_out)}")
+            found.append(f"left out: {self._first(self.left_out)}")
         if self.left_out and self.config.test.pool == "clients":
             found.append(
                 "test.pool is 'clients': the test leaves these clients out, too, so seeds that "
@@ -401,8 +418,8 @@ class PreparedRun(FederatedDataset):
         if lacking:
             raise DataError(
                 f"test.pool is 'clients', and some clients have too few novel examples for their "
-                f"own test: {_first(lacking)}. Lower test.way, test.shot or test.query, use fewer "
-                "clients, or set test.pool to 'shared'."
+                f"own test: {self._first(lacking)}. Lower test.way, test.shot or test.query, use "
+                "fewer clients, or set test.pool to 'shared'."
             )
         pools, key = [held[c] for c in self.clients], Key(options.seed).at("exam", "novel")
         tasks = Tasks.draw_round_robin(self.dataset, pools, spec, options.episodes, key)
@@ -473,7 +490,7 @@ class PreparedRun(FederatedDataset):
             without = " Or set run.infeasible_clients to 'leave_out' to continue without them."
             raise DataError(
                 f"{len(self.left_out)} of {n} clients cannot form {spec.whole_text}: "
-                f"{_first(self.left_out)}. {fix}{without if self.clients else ''}"
+                f"{self._first(self.left_out)}. {fix}{without if self.clients else ''}"
             )
         if run.cohort is not None and run.cohort > len(self.clients):
             raise ConfigError(
@@ -568,12 +585,6 @@ def workers_for(flops: int, run: RunOptions, *, text: bool) -> int:
     if run.fleet == "threads" and flops < _SMALL and not text:
         return 1
     return max(1, cores() // run.threads)
-
-
-def _first(left_out: dict[int, str]) -> str:
-    shown = [f"client {c} {reason}" for c, reason in sorted(left_out.items())]
-    more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
-    return "; ".join(shown[:3]) + more
 
 
 def _check_combination(config: Config) -> None:

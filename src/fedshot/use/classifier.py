@@ -39,7 +39,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     Args:
         run: folder of a run; the model of its chosen round predicts.
-        client: the client whose model predicts, for methods whose clients keep models.
+        client: number or name of the client whose model predicts, for methods whose clients keep
+            models.
         calibrated: divide the logits by the temperature that `fedshot calibrate` stored with the
             run, if the run has been calibrated.
         accept_unknown: share, in (0, 1), of the examples of unknown classes that may be accepted
@@ -61,7 +62,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self,
         run: str | Path = "runs/run",
         *,
-        client: int | None = None,
+        client: int | str | None = None,
         calibrated: bool = True,
         accept_unknown: float | None = None,
         unknown_label: Any = NONE,
@@ -85,9 +86,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         Raises CheckpointError, ConfigError or DataError if the run cannot be used.
         """
         classifier = cls(run, **options)
-        opened = classifier.opened
-        if classifier.client is not None:
-            opened.check_client(classifier.client)
+        _ = classifier._client
         return classifier
 
     def fit(self, X: Any, y: Any) -> FewShotClassifier:  # noqa: N803  (scikit-learn's names)
@@ -210,7 +209,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         query = self._examples(X, fitting=False)
         if not len(query):
             return torch.empty((0, len(self.classes_)))
-        found = torch.cat(run.logits(self._eval_episodes(run, query), self.client))
+        found = torch.cat(run.logits(self._eval_episodes(run, query), self._client))
         wrong = int((~torch.isfinite(found).all(1)).sum())
         if wrong:
             raise CheckpointError(
@@ -269,19 +268,23 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self.calibration_: Calibration | None = None
         if len(classes) < 2:
             return
-        counts = np.bincount(codes)
+        counts, client = np.bincount(codes), self._client
         shot = int(np.median(counts))
         if self.calibrated:
             self.calibration_ = calibration_of(
-                run, len(classes), shot, self.client, thresholds=self.accept_unknown is not None
+                run, len(classes), shot, client, thresholds=self.accept_unknown is not None
             )
         self._check_threshold(self.calibration_)
         if self.accept_unknown is not None and self.calibration_ is not None:
             self._warn_of_shape(self.calibration_, counts, shot)
-        if self.client is not None or run.keeps_private:  # otherwise the server can always predict
-            if self.client is not None:
-                run.check_client(self.client)
-            run.logits(self._eval_episodes(run, x[:1]), self.client)
+        if client is not None or run.keeps_private:  # otherwise the server can always predict
+            run.logits(self._eval_episodes(run, x[:1]), client)
+
+    @property
+    def _client(self) -> int | None:
+        """The number of `client`. Raises ConfigError unless the client has its own model."""
+        run = self.opened
+        return None if self.client is None else run.client_number(self.client)
 
     def _check_threshold(self, found: Calibration | None) -> None:
         if self.accept_unknown is None:
@@ -307,7 +310,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         if same and not uneven:
             return
         each = f"{counts.min()} to {counts.max()} examples of each" if uneven else f"{shot}-shot"
-        client = f" --client {self.client}" if found.client is not None else ""
+        client = f" --client {found.client}" if found.client is not None else ""
         fix = (
             "Give the same number of examples of each class"
             if same

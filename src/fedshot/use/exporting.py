@@ -59,7 +59,7 @@ def export(
     to: Format,
     folder: Path,
     *,
-    client: int | None = None,
+    client: int | str | None = None,
     licence: str | None = None,
 ) -> list[Path]:
     """Write the encoder of the chosen round, its description and a model card; return the files.
@@ -69,7 +69,8 @@ def export(
         to: format: "safetensors", the weights and statistics by name; "torch-export", a program
             for `torch.export.load`; "onnx", which needs the extra `onnx`.
         folder: output folder, created if missing.
-        client: the client whose encoder to export, for methods whose clients keep encoders.
+        client: number or name of the client whose encoder to export, for methods whose clients
+            keep encoders.
         licence: licence of the training data, stated in the model card.
 
     Raises:

@@ -40,7 +40,7 @@ def measure(
     way: int | None = None,
     shot: int | None = None,
     episodes: int = 400,
-    client: int | None = None,
+    client: int | str | None = None,
 ) -> Calibration:
     """Return the calibration of a run; its data must be on this machine.
 
@@ -49,8 +49,8 @@ def measure(
         way: number of classes of an episode; None for the way of the run's test.
         shot: number of support examples per class; None for the shot of the run's test.
         episodes: number of episodes, at least 4.
-        client: the client whose model predicts; None for the server's model, or for the models of
-            all clients in turn.
+        client: number or name of the client whose model predicts; None for the server's model, or
+            for the models of all clients in turn.
 
     Raises ConfigError for too few validation classes, DataError for missing or too few data.
     """
@@ -86,8 +86,7 @@ def measure(
             f"way is {way}; expected at most {most}, the number of outputs of this run's head. "
             "Choose a smaller way."
         )
-    if client is not None:
-        run.check_client(client)
+    number = None if client is None else run.client_number(client)
     with_unknown = way < len(classes)
     spec = EpisodeSpec(way + with_unknown, shot, test.query, labels=run.config.episode.labels)
     key = Key(test.seed).at("exam", "calibration")
@@ -95,7 +94,7 @@ def measure(
     if with_unknown:
         tasks = _without_one(tasks, shot, key)
     test_episodes = EpisodicTest(dataset, tasks).eval_episodes.on(run.config.run.devices[0])
-    labelled = _labelled(run.evaluate(test_episodes, client), _labels(tasks, dataset.y))
+    labelled = _labelled(run.evaluate(test_episodes, number), _labels(tasks, dataset.y))
     known, half = labelled.y >= 0, labelled.measures
     heat, end = temperature(labelled.logits[known & ~half], labelled.y[known & ~half])
     logits, y = labelled.logits[known & half].double(), labelled.y[known & half]
@@ -104,7 +103,7 @@ def measure(
         round=run.round,
         way=way,
         shot=shot,
-        client=client,
+        client=number,
         episodes=episodes,
         seed=test.seed,
         apart=apart,

@@ -124,12 +124,12 @@ class TrainedRun:
             node[name] = leaf
         return found
 
-    def check_client(self, client: int) -> None:
-        """Raise ConfigError unless this client has its own trained model."""
-        known = self.dataset_info.clients
-        if client not in known:
-            shown = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
-            raise ConfigError(f"client is {client!r}; the clients of this run are {shown}.")
+    def client_number(self, client: int | str) -> int:
+        """Return the number of the client that is given by its number or its name.
+
+        Raises ConfigError unless this client has its own trained model.
+        """
+        client = self.dataset_info.client_number(client)
         if not self.keeps_private:
             raise ConfigError(
                 f"client is {client}, but the clients of {self.method.name} keep no models: the "
@@ -142,6 +142,7 @@ class TrainedRun:
                 f"client {client} was in no cohort up to the chosen round, {self.round}, so its "
                 "model is untrained. Choose another client."
             )
+        return client
 
     def logits(
         self, eval_episodes: Sequence[EvalEpisode], client: int | None = None
