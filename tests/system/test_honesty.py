@@ -97,6 +97,7 @@ def test_copied_examples_are_told_before_round_1_and_on_the_page(
         "data": {"name": "npz", "path": str(tmp_path / "noise.npz")},
         "split": {"base": ["0-2"], "novel": ["3-5"]},
         "partition": {"name": "iid", "clients": 2},
+        "run": {"cohort": 2},
         "episode": {"way": 3},
         "run": {"rounds": 1, "cohort": None},
         "test": {"way": 3},
@@ -180,6 +181,32 @@ def test_classes_in_no_part_of_the_split_are_named() -> None:
     assert "digits: 1 class is in no part of the split: '8'" in made.notices()
     whole = PreparedRun(Config.of(merged(SMALL, CHOOSING))).notices()
     assert not any("part of the split" in text for text in whole)
+
+
+def test_classes_that_no_episode_holds_and_users_that_no_partition_minds_are_named(
+    tmp_path: Path,
+) -> None:
+    y = np.repeat(range(5), (20, 3, 20, 20, 20))
+    x, users = np.zeros((len(y), 8, 8), np.uint8), np.arange(len(y)) % 2
+    np.savez(tmp_path / "few.npz", x=x, y=y, users=users)
+    data = {
+        "data": {"name": "npz", "path": str(tmp_path / "few.npz")},
+        "split": {"base": ["0-2"], "novel": ["3-4"]},
+        "episode": {"way": 2, "shot": 1, "query": 4},
+        "test": {"way": 2, "shot": 1, "query": 4, "episodes": 4},
+        "partition": {"name": "iid", "clients": 2},
+        "run": {"cohort": 2},
+    }
+    found = PreparedRun(Config.of(merged(SMALL, data))).notices()
+    assert (
+        "few: 1 class is in no training episode, which needs 5 examples of a class at one client: "
+        "'1'"
+    ) in found
+    ignores = "few: partition 'iid' ignores the users; set partition.name to 'users'"
+    assert any(text.startswith(ignores) for text in found)
+    each = {"partition": {"name": "users", "clients": None}, "episode": {"query": 1}}
+    found = PreparedRun(Config.of(merged(SMALL, data, each))).notices()
+    assert not any("ignores" in text or "no training episode" in text for text in found)
 
 
 def finished_honestly(tmp_path: Path) -> Path:

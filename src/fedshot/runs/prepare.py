@@ -222,6 +222,21 @@ class FederatedDataset:
                 f"{self.dataset.name}: {count(len(unused), 'class is', 'classes are')} in no part "
                 f"of the split: {some_names(self.dataset.class_names, unused.tolist())}"
             )
+        spec, dealt = self.config.training_episode, self.client_split.train
+        if spec is not None and not isinstance(self.config.partition, Resampled):
+            trained = dealt.classes_of_any(self.dataset, spec.min_images)
+            lost = np.setdiff1d(self.base_classes, trained).tolist()
+            if lost:
+                found.append(
+                    f"{self.dataset.name}: {count(len(lost), 'class is', 'classes are')} in no "
+                    f"training episode, which needs {spec.min_images} examples of a class at one "
+                    f"client: {some_names(self.dataset.class_names, lost)}"
+                )
+        if self.dataset.users is not None and not isinstance(self.config.partition, Users):
+            found.append(
+                f"{self.dataset.name}: partition {self.config.settings['partition']['name']!r} "
+                "ignores the users; set partition.name to 'users' to make each of them a client"
+            )
         if self.left_out:
             found.append(f"left out: {self._first(self.left_out)}")
         if self.left_out and self.config.test.pool == "clients":

@@ -74,12 +74,20 @@ class Partition:
 
         `sampling.usable` describes how images of one group are counted.
         """
+        owners = self._able(dataset, needed) // dataset.n_classes
+        return np.bincount(owners, minlength=len(self)).astype(np.int64, copy=False)
+
+    def classes_of_any(self, dataset: Dataset, needed: int) -> Ints:
+        """Return the sorted classes of which some client has at least `needed` usable images."""
+        return np.unique(self._able(dataset, needed) % dataset.n_classes)
+
+    def _able(self, dataset: Dataset, needed: int) -> Ints:
+        """Return client * classes + class of each pair with at least `needed` usable images."""
         # Sorting (client, class) pairs keeps memory at O(images), unlike a table clients x classes.
         pairs = self.owners * dataset.n_classes + dataset.y[self.indices]
         groups = None if dataset.groups is None else dataset.groups[self.indices]
         found, counts = usable(pairs, groups)
-        owners = found[counts >= needed] // dataset.n_classes
-        return np.bincount(owners, minlength=len(self)).astype(np.int64, copy=False)
+        return found[counts >= needed]
 
     @classmethod
     def of(cls, parts: Sequence[Ints]) -> Partition:
