@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -23,8 +23,8 @@ from fedshot.learners.learner import EvalEpisode
 from fedshot.learners.maml import InnerLoop, Maml
 from fedshot.learners.proto import Proto
 from fedshot.methods.fedfsl.predictions import (
-    PREDICTIONS,
     EpisodePredictions,
+    Predictions,
     SharedFeatures,
     paired_predictions,
 )
@@ -543,7 +543,9 @@ def test_heads_on_one_body_see_what_each_would_see_alone(
     def total(w: Tree, together: bool) -> tuple[Tensor, Any]:
         both = list(w["heads"].values())
         if together:
-            found = paired_predictions(learner, w["body"], both, stats, e, SEED, PREDICTIONS)
+            found = paired_predictions(
+                learner, w["body"], both, stats, e, SEED, get_args(Predictions)
+            )
         else:
             found = [by_itself({"body": w["body"], "head": head}) for head in both]
         losses = [(p.square() * (1 + u)).sum() for u, one in enumerate(found)

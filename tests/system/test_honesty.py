@@ -97,7 +97,6 @@ def test_copied_examples_are_told_before_round_1_and_on_the_page(
         "data": {"name": "npz", "path": str(tmp_path / "noise.npz")},
         "split": {"base": ["0-2"], "novel": ["3-5"]},
         "partition": {"name": "iid", "clients": 2},
-        "run": {"cohort": 2},
         "episode": {"way": 3},
         "run": {"rounds": 1, "cohort": None},
         "test": {"way": 3},

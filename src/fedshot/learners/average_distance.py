@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import check_word
+from fedshot.core.errors import check_words
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.classification import Batch
@@ -31,7 +31,6 @@ from fedshot.nn.models.model import Model
 from fedshot.nn.prototypes import members
 
 OwnSample = Literal["with", "without"]
-OWN_SAMPLE = ("with", "without")
 _TINY = 1e-12  # added to squared distances, because the square root has an infinite slope at 0
 
 
@@ -100,8 +99,7 @@ class AverageDistance:
 
     def __post_init__(self) -> None:
         check_body(self.model, "average distances")
-        check_word("own_sample", self.own_sample, OWN_SAMPLE)
-        check_word("alone", self.alone, ("include", "drop"))
+        check_words(self)
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
         """Return a random encoder and its running statistics; the model's head is not used."""

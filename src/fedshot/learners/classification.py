@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError, DataError, check_word
+from fedshot.core.errors import ConfigError, DataError, check_words
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.augment import Augment
@@ -129,7 +129,7 @@ class Classifier:
     scale: float = 10.0
 
     def __post_init__(self) -> None:
-        check_word("classifier", self.kind, ("linear", "cosine", "mlp"))
+        check_words(self)
         if self.classes < 2:
             raise ConfigError(
                 f"the number of base classes is {self.classes}; a classifier needs at least 2. "

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError, check_words
 from fedshot.core.ranges import Above0, AtLeast0
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -48,8 +48,7 @@ class InnerLoop:
                 f"inner.steps is {self.steps} and inner.test_steps is {self.test_steps}; expected "
                 "whole numbers from 0."
             )
-        check_word("inner.order", self.order, ("first", "second"))
-        check_word("inner.adapts", self.adapts, ("all", "head"))
+        check_words(self)
 
 
 @dataclass(frozen=True)

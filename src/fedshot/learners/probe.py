@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError, check_words
 from fedshot.core.tree import Tree
 from fedshot.nn.gradients import descend
 from fedshot.nn.losses import cross_entropy
@@ -24,7 +24,6 @@ from fedshot.nn.masking import mask_logits
 from fedshot.nn.prototypes import class_means, cosine_logits, members, unit_rows
 
 Probe = Literal["mean", "logistic", "ridge"]
-PROBES = ("mean", "logistic", "ridge")
 
 _LONGEST = 1000  # iterations of the logistic regression's solver
 
@@ -48,7 +47,7 @@ class FeatureProbe:
     finetune_steps: int = 100
 
     def __post_init__(self) -> None:
-        check_word("probe", self.probe, (*PROBES, "finetune"))
+        check_words(self)
         for name in ("logistic_c", "ridge_lambda", "finetune_lr"):
             value = getattr(self, name)
             if not 0 < value < float("inf"):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import check_word
+from fedshot.core.errors import check_word, check_words
 from fedshot.core.graphs import Graphs, Result
 from fedshot.core.machine import give_back_memory
 from fedshot.core.seeds import Key
@@ -201,6 +201,7 @@ class EpisodicMethod(Method[S]):
     episodes_per_step: int
 
     def __post_init__(self) -> None:
+        check_words(self)
         check_budget(self.local_steps, self.episodes_per_step)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from fedshot.methods.fedfsl.leave_one_out import (
     next_pool,
     next_share,
 )
-from fedshot.methods.fedfsl.predictions import PREDICTIONS
+from fedshot.methods.fedfsl.predictions import Predictions
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.heads import LinearHead
 from fedshot.nn.losses import clipped_kl, kl
@@ -54,6 +54,7 @@ from methods.fedfsl.oracle import (
 
 CLIPS = ("none", "log", "coef")
 MODES = ("v1", "paper", "strict")  # which have these clips
+PREDICTIONS = get_args(Predictions)
 EPS = 0.2
 
 

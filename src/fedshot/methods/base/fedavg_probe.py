@@ -28,14 +28,14 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
 from fedshot.learners.classification import Batches, Classifier, check_batches, draw_batches
 from fedshot.learners.learner import EpisodeLoss, EvalEpisode
 from fedshot.learners.local_training import LocalEpisodes, check_not_negative, check_positive
-from fedshot.learners.probe import PROBES, FeatureProbe, Probe
+from fedshot.learners.probe import FeatureProbe, Probe
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.optim import Optimizer
@@ -102,7 +102,6 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_batches(self.local_steps, self.batch)
-        check_word("probe", self.probe, PROBES)
         check_not_negative(classify_rounds=self.classify_rounds or 0)
         if self.decay_rounds is not None:
             check_positive(decay_rounds=self.decay_rounds)

@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from fedshot.core.errors import check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.learner import EvalEpisode, Learner
@@ -56,11 +55,6 @@ class FSLLocal(ClientModels[Tree], EpisodicMethod[Tree]):
     episodes_per_step: int = 1
     optimizer: Optimizer = Optimizer()
     test_clients: Literal["round_robin", "all"] = "round_robin"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_word("learner_name", self.learner_name, ("maml", "proto"))
-        check_word("test_clients", self.test_clients, ("round_robin", "all"))
 
     @property
     def learner(self) -> Learner:

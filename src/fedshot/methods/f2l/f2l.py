@@ -38,7 +38,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -177,7 +177,6 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("test_clients", self.test_clients, ("round_robin", "all"))
         if not isinstance(self.model.head, LinearHead):
             raise ConfigError(
                 "the client-model's classifier is one linear layer; set model.head to linear, and "

@@ -8,9 +8,9 @@ Source: Wang et al., Federated Few-shot Learning, KDD 2023; the authors' publish
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Literal, TypeVar, get_args
 
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError, check_word, check_words
 from fedshot.core.ranges import Above0, AtLeast0, Below1, NotNegative
 from fedshot.learners.local_training import check_not_negative
 from fedshot.learners.maml import InnerLoop
@@ -50,9 +50,7 @@ class F2LReading:
     weighting: Literal["uniform", "examples"] = "uniform"
 
     def __post_init__(self) -> None:
-        for name, hint in _HINTS.items():
-            if get_args(hint):
-                check_word(name, getattr(self, name), get_args(hint))
+        check_words(self)
         check_not_negative(lambda_mi=self.lambda_mi, lambda_kd=self.lambda_kd)
         if self.weights == "shared" and max(self.lambda_mi, self.lambda_kd) > 1:
             raise ConfigError(
@@ -62,9 +60,6 @@ class F2LReading:
             )
         if not 0 < self.mi_tau < float("inf"):
             raise ConfigError(f"mi_tau is {self.mi_tau}; expected a finite number above 0.")
-
-
-_HINTS: dict[str, Any] = get_type_hints(F2LReading)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
@@ -83,8 +83,6 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_not_negative(common_questions=self.common_questions)
-        check_word("weigh_by", self.weigh_by, ("episodes", "examples"))
-        check_word("optimizer_state", self.optimizer_state, ("reset", "keep"))
 
     @property
     def learner(self) -> Maml:

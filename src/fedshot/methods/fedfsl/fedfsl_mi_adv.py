@@ -34,7 +34,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
@@ -49,7 +49,7 @@ from fedshot.learners.maml import InnerLoop
 from fedshot.methods.fedfsl.federated_maml import OptimizerState, Weighing
 from fedshot.methods.fedfsl.leave_one_out import Reference
 from fedshot.methods.fedfsl.prediction_regularizer import Reading, ReferenceLogits, RegularizedMaml
-from fedshot.methods.fedfsl.predictions import PREDICTIONS, Predictions, paired_predictions
+from fedshot.methods.fedfsl.predictions import Predictions, paired_predictions
 from fedshot.nn.losses import accuracy, cross_entropy, floored_kl, kl
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.optim import Optimizer
@@ -122,7 +122,6 @@ class FedFSLMIAdv(RegularizedMaml):
         check_not_negative(
             eta=self.eta, lambda_adv=self.lambda_adv, max_grad_norm=self.max_grad_norm
         )
-        check_word("adv_predictions", self.adv_predictions, PREDICTIONS)
         if not 0 < self.min_prob < 1:
             raise ConfigError(
                 f"min_prob is {self.min_prob}; expected a probability between 0 and 1."

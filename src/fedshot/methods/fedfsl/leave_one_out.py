@@ -22,7 +22,6 @@ from fedshot.core import tree
 from fedshot.core.tree import Tree
 
 Reference = Literal["global", "exclusive"]
-REFERENCES = ("global", "exclusive")
 
 
 def first_pool(reference: Reference) -> Tree:

@@ -8,14 +8,13 @@ from typing import Literal
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.learners.local_training import check_not_negative
 from fedshot.methods.fedfsl.federated_maml import FederatedMaml
-from fedshot.methods.fedfsl.leave_one_out import REFERENCES, Reference
+from fedshot.methods.fedfsl.leave_one_out import Reference
 from fedshot.methods.fedfsl.predictions import (
-    PREDICTIONS,
     Predictions,
     SharedFeatures,
     paired_predictions,
@@ -46,9 +45,6 @@ class RegularizedMaml(FederatedMaml):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_not_negative(gamma=self.gamma)
-        check_word("reference", self.reference, REFERENCES)
-        check_word("predictions", self.predictions, PREDICTIONS)
-        check_word("mode", self.mode, CLIPS)
         if not 0 < self.epsilon < 1:
             raise ConfigError(f"epsilon is {self.epsilon}; expected a number between 0 and 1.")
 

@@ -20,7 +20,6 @@ from fedshot.nn.models.layers import needs_gradient
 from fedshot.nn.stacks import stacked
 
 Predictions = Literal["adapted_query", "unadapted_query"]
-PREDICTIONS: tuple[Predictions, ...] = ("adapted_query", "unadapted_query")
 
 _QUERY = -1  # site of the dropout masks
 

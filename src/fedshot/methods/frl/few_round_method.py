@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import ConfigError, check_words
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -183,6 +183,7 @@ class MetaTrained(FewRoundMethod[FRLState]):
     decay_round: int
 
     def __post_init__(self) -> None:
+        check_words(self)
         if self.slots < self.numbers:
             raise ConfigError(
                 f"model.head.way is {self.slots}, but an episode may have {self.numbers} classes: "

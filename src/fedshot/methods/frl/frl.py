@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -151,11 +151,6 @@ class FRL(MetaTrained):
     decay_round: int = 20000
 
     def __post_init__(self) -> None:
-        check_word("mode", self.mode, tuple(_BY_MODE))
-        check_word("query_classes", self.query_classes, ("all", "held"))
-        check_word("order", self.order, ("first", "exact"))
-        check_word("query_prototypes", self._of("query_prototypes"), ("global", "local"))
-        check_word("weights", self._of("weights"), ("examples", "equal"))
         if self.variant == "gpal" and self.positions == "mean" and not self._has_map:
             raise ConfigError(
                 f"positions is {self.positions!r}, but {type(self.model.backbone).__name__} has no "

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.group_sampler import GroupSampler
@@ -77,7 +77,6 @@ class FRLOneShot(Pretrained):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("last", self.last, ("average", "ensemble"))
         if self.keep < 1 or self.candidates < 0 or 0 < self.candidates < self.keep:
             raise ConfigError(
                 f"keep is {self.keep} and candidates is {self.candidates}; expected keep from 1, "

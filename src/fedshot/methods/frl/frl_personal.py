@@ -22,7 +22,6 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.methods.frl.client_share import EpisodeShare
@@ -72,10 +71,6 @@ class FRLPersonal(MetaTrained):
     optimizer: Optimizer = Optimizer("adam", 0.01)
     decay: float = 0.1
     decay_round: int = 20000
-
-    def __post_init__(self) -> None:
-        check_word("variant", self.variant, ("linear", "proto"))
-        super().__post_init__()
 
     @property
     def refreshes(self) -> bool:

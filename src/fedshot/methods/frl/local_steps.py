@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError, check_words
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.learner import check_body
@@ -81,11 +81,7 @@ class FewRoundLearner:
             raise ConfigError(
                 "variant is 'linear', but the model has no head; set model.head to linear."
             )
-        check_word("variant", self.variant, ("linear", "proto", "gpal"))
-        check_word("loss", self.loss, ("softmax", "literal"))
-        check_word("positions", self.positions, ("mean", "pooled"))
-        check_word("prototypes", self.prototypes, ("exact", "shrunk", "unweighted"))
-        check_word("uploaded", self.uploaded, ("before", "last", "after"))
+        check_words(self)
         for name, number in (("inner_lr", self.lr), ("gamma", self.gamma)):
             if not 0 <= number < float("inf"):
                 raise ConfigError(f"{name} is {number}; expected a finite number from 0.")

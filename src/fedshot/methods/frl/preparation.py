@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError, check_words
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -80,7 +80,7 @@ class Pretrained(FewRoundMethod[Prepared]):
     decay_round: int
 
     def __post_init__(self) -> None:
-        check_word("prepare_by", self.prepare_by, ("server", "clients"))
+        check_words(self)
         check_batches(self.prepare_steps, self.batch)
         check_decay(self.decay, self.decay_round)
         if self.prepare_by == "server" and self.prepare_steps > 1:

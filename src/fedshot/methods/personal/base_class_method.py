@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
+from fedshot.core.errors import check_words
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -47,6 +48,7 @@ class OwnClassesMethod(Method[S]):
     optimizer: Optimizer
 
     def __post_init__(self) -> None:
+        check_words(self)
         check_batches(self.local_steps, 1 if self.batch is None else self.batch)
 
     def passes(self, data: ClientData, n: int, key: Key) -> Batches:

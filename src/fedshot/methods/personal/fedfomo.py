@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -97,7 +97,6 @@ class FedFomo(BankedModels[FedFomoState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_others(self.m, self.clients)
-        check_word("distance", self.distance, ("l2", "l1"))
         check_not_negative(epsilon=self.epsilon, epsilon_decay=self.epsilon_decay)
         if self.epsilon > 1:
             raise ConfigError(f"epsilon is {self.epsilon}; expected a probability of at most 1.")

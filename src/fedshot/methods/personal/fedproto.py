@@ -23,7 +23,6 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import check_word
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -77,7 +76,6 @@ class FedProto(PersonalModels[FedProtoState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("weighting", self.weighting, ("examples", "clients"))
         check_not_negative(lambda_proto=self.lambda_proto)
 
     @property

@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -71,7 +71,6 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("order", self.order, ("first", "hessian_free"))
         check_not_negative(beta=self.beta, test_steps=self.test_steps)
         if not 0 < self.delta < float("inf"):
             raise ConfigError(f"delta is {self.delta}; expected a finite number above 0.")

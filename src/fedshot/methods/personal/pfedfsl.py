@@ -32,7 +32,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError, check_words
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -131,12 +131,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
     start: Literal["common", "own"] | None = None
 
     def __post_init__(self) -> None:
-        check_word("mode", self.mode, ("strict", "paper"))
-        check_word("choose", self.choose, ("affinity", "random"))
-        check_word("affinity", self.affinity, ("difference", "positive"))
-        check_word("weigh_by", self.weighing, ("loss", "leave_one_out"))
-        check_word("l1", self.l1, ("subgradient", "proximal"))
-        check_word("start", self.starting, ("common", "own"))
+        check_words(self)
         check_not_negative(iota=self.iota, delay=self.delay)
         super().__post_init__()
         check_others(self.m, self.clients)

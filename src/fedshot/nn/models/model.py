@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError, check_words
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.heads import Head
@@ -23,7 +23,6 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 NormPolicy = Literal["running", "support", "transductive", "group"]
-NORM_POLICIES = get_args(NormPolicy)
 _SHAPES = {
     "images": ("height", "width", "channels"),
     "text": ("longest length", "d"),
@@ -66,7 +65,7 @@ class Model:
 
     def __post_init__(self) -> None:
         self._check_kind()
-        check_word("norm_policy", self.norm_policy, NORM_POLICIES)
+        check_words(self)
         if self.dtype not in _DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; expected 'float32' or 'float64'.")
         if self.bf16 and (self.dtype != "float32" or self.kind != "images"):

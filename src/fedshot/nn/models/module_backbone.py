@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError, check_words
 from fedshot.core.extras import require
 from fedshot.core.ranges import AtLeast1
 from fedshot.core.seeds import Key
@@ -25,7 +25,6 @@ from fedshot.nn.models.mode import Mode
 from fedshot.nn.user_modules import OF_OTHERS, UserModule, alike, check_features
 
 Tune = Literal["none", "head", "norm", "bias", "lora", "all"]
-_TUNES: tuple[Tune, ...] = ("none", "head", "norm", "bias", "lora", "all")
 _ADAPTER = ".lora_"  # in the name of each parameter of an adapter
 _PROBES = 3  # random examples that the module is tried on
 
@@ -70,7 +69,7 @@ class ModuleBackbone(UserModule):
     digest: str | None = None
 
     def __post_init__(self) -> None:
-        check_word("tune", self.tune, _TUNES)
+        check_words(self)
         if self.rank < 1 or self.alpha < 1:
             raise ConfigError(
                 f"rank is {self.rank} and alpha is {self.alpha}; expected whole numbers from 1."

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.errors import ConfigError, check_words
 from fedshot.core.ranges import Width
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -44,7 +44,7 @@ class GRU:
 
     def __post_init__(self) -> None:
         _check_hidden(self.hidden)
-        check_word("kernel", self.kernel, ("fused", "cell"))
+        check_words(self)
 
     @property
     def vmappable(self) -> bool:
@@ -92,10 +92,9 @@ class BiLSTM:
 
     def __post_init__(self) -> None:
         _check_hidden(self.hidden)
-        check_word("pooling", self.pooling, ("last", "mean", "attention"))
+        check_words(self)
         if self.attention < 1:
             raise ConfigError(f"attention is {self.attention}; expected a width of at least 1.")
-        check_word("kernel", self.kernel, ("fused", "cell"))
 
     @property
     def vmappable(self) -> bool:
