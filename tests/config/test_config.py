@@ -376,7 +376,7 @@ def test_an_empty_name_on_the_command_line_is_told_as_it_was_given() -> None:
 
 
 def test_values_from_python_are_checked_too() -> None:
-    with pytest.raises(ConfigError, match=r"inner\.lr is inf"):
+    with pytest.raises(ConfigError, match=r"lr is inf; expected a finite number"):
         InnerLoop(lr=float("inf"))
     for options in ({"pixel_mean": float("nan")}, {"pixel_std": float("inf")}):
         with pytest.raises(ConfigError, match="finite"):

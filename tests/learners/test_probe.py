@@ -115,10 +115,10 @@ def test_an_episode_of_one_class_has_an_answer(probe: str) -> None:
     ("changes", "text"),
     [
         ({"probe": "svm"}, "probe is 'svm'"),
-        ({"logistic_c": 0.0}, "logistic_c is 0.0; expected a finite number above 0"),
+        ({"logistic_c": 0.0}, "logistic_c is 0.0; expected a number above 0"),
         ({"ridge_lambda": -1.0}, "ridge_lambda is -1.0"),
         ({"finetune_lr": float("inf")}, "finetune_lr is inf"),
-        ({"finetune_steps": 0}, "finetune_steps is 0; expected a whole number from 1"),
+        ({"finetune_steps": 0}, "finetune_steps is 0; expected a whole number of at least 1"),
     ],
 )
 def test_what_no_probe_takes_is_refused(changes: dict[str, object], text: str) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshot.config import option_help
-from fedshot.config.options import MUST_BE_GIVEN, shown, summary, words
+from fedshot.config.options import MUST_BE_GIVEN, shown, summary
 from fedshot.config.registry import KINDS
 from fedshot.core.errors import ConfigError, nearest
 from fedshot.core.extras import require
+from fedshot.core.ranges import words
 from fedshot.core.text import printable
 from fedshot.data.files.places import data_folder
 from fedshot.data.sources.in_memory import InMemory

@@ -19,11 +19,11 @@ from fedshot.config.options import (
     options_of,
     shown,
     summary,
-    words,
 )
 from fedshot.config.registry import KINDS, NONE, OPTIONAL, SECTIONS
 from fedshot.config.validation import schema_of
 from fedshot.core.errors import ConfigError, nearest
+from fedshot.core.ranges import words
 
 PATHS = ("data", "split", "partition", "episode", "model", "model.backbone", "model.head",
          "model.encoder", "method", "run", "test", "privacy", "attack", "aggregate",

@@ -8,7 +8,7 @@ import types
 from collections.abc import Collection, Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
 
@@ -25,8 +25,6 @@ NOT_OPTIONS = {
     "compress": {"up", "down"},
 }
 MUST_BE_GIVEN = "must be given"  # in place of a default, in lists of options
-_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 @dataclass(frozen=True)
@@ -169,37 +167,6 @@ def nearest_options(path: str, valid: Collection[str]) -> str:
         if section and above:
             return nearest(path, section)
     return nearest(path, {*valid, *sections})
-
-
-def words(hint: Any) -> str:
-    """Describe the values that an option takes, such as "a whole number of at least 1"."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is types.NoneType:
-        return "null"
-    if origin is dict:
-        return "keys and values"
-    if origin is Annotated:
-        return f"{words(inner[0])}{_range(inner[1:])}"
-    if origin is Literal:
-        return joined([repr(word) for word in inner], "or")
-    if origin in (Union, types.UnionType):
-        return joined([words(one) for one in inner], "or")
-    if origin is tuple:
-        kind = words(inner[0]).removeprefix("a ")
-        kinds = kind.replace("number", "numbers").replace("text", "texts")
-        if inner[-1] is Ellipsis:
-            return f"a list of {kinds}, such as {'[a, b]' if inner[0] is str else '[1, 2]'}"
-        return f"a list of {len(inner)} {kinds}, such as {[*range(1, len(inner) + 1)]}"
-    return _TYPES.get(hint, getattr(hint, "__name__", str(hint)))
-
-
-def _range(marks: tuple[Any, ...]) -> str:
-    """Return text for a number's range, such as " of at least 0 and below 1"; "" if unbounded."""
-    limits = [limit for mark in marks for limit in getattr(mark, "metadata", [mark])]
-    bounds = [(word, getattr(limit, name, None)) for limit in limits
-              for name, word in _BOUNDS.items()]  # fmt: skip
-    text = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
-    return (" of " if text.startswith("at ") else " " if text else "") + text
 
 
 def shown(value: Any) -> str:

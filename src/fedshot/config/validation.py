@@ -34,11 +34,11 @@ from fedshot.config.options import (
     members,
     options_of,
     shown,
-    words,
 )
 from fedshot.config.registry import unknown_option
 from fedshot.config.settings import flat, parse
 from fedshot.core.errors import ConfigError, FedshotError, nearest
+from fedshot.core.ranges import words
 
 _BITS = 1 << 63
 _STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False,

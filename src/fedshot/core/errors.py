@@ -10,11 +10,8 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
-from dataclasses import fields
-from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 FEW = 12  # a message lists at most this many options
 
@@ -105,29 +102,6 @@ def check_word(name: str, value: str, valid: Iterable[str]) -> None:
     options = list(valid)
     if value not in options:
         raise ConfigError(f"{name} is {value!r}. {nearest(str(value), options)}")
-
-
-def check_words(options: Any) -> None:
-    """Raise ConfigError unless each field of a dataclass that is a `Literal` has a valid value.
-
-    A field that is a `Literal` or None may be None.
-    """
-    for name, words, optional in _words(type(options)):  # type: ignore[arg-type]  # is hashable
-        value = getattr(options, name)
-        if value is not None or not optional:
-            check_word(name, value, words)
-
-
-@cache
-def _words(kind: type) -> list[tuple[str, tuple[Any, ...], bool]]:
-    """Return (name, its words, whether None is valid) for each field that is a `Literal`."""
-    hints, found = get_type_hints(kind), []
-    for name in (field.name for field in fields(kind)):
-        parts = (hints[name], *get_args(hints[name]))
-        literal = next((one for one in parts if get_origin(one) is Literal), None)
-        if literal is not None:
-            found.append((name, get_args(literal), NoneType in parts))
-    return found
 
 
 def check_kind(name: str, value: Any, kind: type[Any], fix: str) -> None:

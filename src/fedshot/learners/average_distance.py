@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import check_words
+from fedshot.core.ranges import check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.classification import Batch
@@ -99,7 +99,7 @@ class AverageDistance:
 
     def __post_init__(self) -> None:
         check_body(self.model, "average distances")
-        check_words(self)
+        check_options(self)
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
         """Return a random encoder and its running statistics; the model's head is not used."""

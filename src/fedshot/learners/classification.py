@@ -14,13 +14,14 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError, DataError, check_words
+from fedshot.core.errors import ConfigError, DataError
+from fedshot.core.ranges import check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.augment import Augment
 from fedshot.data.episodes.episode import ClientData
 from fedshot.learners.learner import EpisodeLoss, EvalEpisode, check_body, episode_features
-from fedshot.learners.local_training import LocalSteps, check_positive
+from fedshot.learners.local_training import LocalSteps
 from fedshot.nn.heads import CosineHead, Head, LinearHead, MLPClassifier
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.models.mode import Mode
@@ -129,7 +130,7 @@ class Classifier:
     scale: float = 10.0
 
     def __post_init__(self) -> None:
-        check_words(self)
+        check_options(self)
         if self.classes < 2:
             raise ConfigError(
                 f"the number of base classes is {self.classes}; a classifier needs at least 2. "
@@ -190,8 +191,3 @@ class Classifier:
         """Return the features (support [n, d], queries [m, d]) of an episode, without gradients."""
         with torch.no_grad():
             return episode_features(self.model, params, stats, eval_episode)
-
-
-def check_batches(local_steps: int, batch: int) -> None:
-    """Raise ConfigError unless `local_steps` and the batch size `batch` are at least 1."""
-    check_positive(local_steps=local_steps, batch=batch)

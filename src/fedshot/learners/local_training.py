@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
@@ -159,22 +158,3 @@ def local_sgd(
 def _share_memory(a: Tree, b: Tree) -> bool:
     places = {memory(leaf) for leaf in tree.leaves(a)}
     return any(memory(leaf) in places for leaf in tree.leaves(b))
-
-
-def check_not_negative(**options: float) -> None:
-    """Raise ConfigError for an option that is negative, infinite or NaN."""
-    for name, value in options.items():
-        if not 0 <= value < float("inf"):
-            raise ConfigError(f"{name} is {value}; expected a finite number from 0.")
-
-
-def check_positive(**options: int) -> None:
-    """Raise ConfigError for an option below 1."""
-    for name, value in options.items():
-        if value < 1:
-            raise ConfigError(f"{name} is {value}; expected a whole number from 1.")
-
-
-def check_budget(local_steps: int, episodes_per_step: int) -> None:
-    """Raise ConfigError unless `local_steps` and `episodes_per_step` are at least 1."""
-    check_positive(local_steps=local_steps, episodes_per_step=episodes_per_step)

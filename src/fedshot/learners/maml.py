@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError, check_words
-from fedshot.core.ranges import Above0, AtLeast0
+from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import Above0, AtLeast0, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
@@ -41,14 +41,7 @@ class InnerLoop:
     adapts: Literal["all", "head"] = "all"
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < float("inf"):
-            raise ConfigError(f"inner.lr is {self.lr}; expected a finite number above 0.")
-        if self.steps < 0 or self.test_steps < 0:
-            raise ConfigError(
-                f"inner.steps is {self.steps} and inner.test_steps is {self.test_steps}; expected "
-                "whole numbers from 0."
-            )
-        check_words(self)
+        check_options(self)
 
 
 @dataclass(frozen=True)

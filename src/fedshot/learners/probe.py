@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError, check_words
+from fedshot.core.ranges import Above0, AtLeast1, check_options
 from fedshot.core.tree import Tree
 from fedshot.nn.gradients import descend
 from fedshot.nn.losses import cross_entropy
@@ -41,21 +41,13 @@ class FeatureProbe:
     """
 
     probe: Literal["mean", "logistic", "ridge", "finetune"] = "mean"
-    logistic_c: float = 1.0
-    ridge_lambda: float = 1.0
-    finetune_lr: float = 0.1
-    finetune_steps: int = 100
+    logistic_c: Above0 = 1.0
+    ridge_lambda: Above0 = 1.0
+    finetune_lr: Above0 = 0.1
+    finetune_steps: AtLeast1 = 100
 
     def __post_init__(self) -> None:
-        check_words(self)
-        for name in ("logistic_c", "ridge_lambda", "finetune_lr"):
-            value = getattr(self, name)
-            if not 0 < value < float("inf"):
-                raise ConfigError(f"{name} is {value}; expected a finite number above 0.")
-        if self.finetune_steps < 1:
-            raise ConfigError(
-                f"finetune_steps is {self.finetune_steps}; expected a whole number from 1."
-            )
+        check_options(self)
 
     @property
     def adds_examples(self) -> bool:

@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import check_word, check_words
+from fedshot.core.errors import check_word
 from fedshot.core.graphs import Graphs, Result
 from fedshot.core.machine import give_back_memory
+from fedshot.core.ranges import AtLeast1, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -20,7 +21,7 @@ from fedshot.data.episodes.group_sampler import GroupSampler
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.learners.feature_cache import FeatureCache, features_of, worth_caching
 from fedshot.learners.learner import EvalEpisode, Learner
-from fedshot.learners.local_training import check_budget, sample_episodes
+from fedshot.learners.local_training import sample_episodes
 from fedshot.learners.proto import Proto
 from fedshot.nn.models.model import Model
 from fedshot.nn.prototypes import nearest_prototypes
@@ -197,12 +198,11 @@ class Method(ABC, Generic[S]):
 class EpisodicMethod(Method[S]):
     """A method whose clients take local steps on episodes that they draw from their data."""
 
-    local_steps: int
-    episodes_per_step: int
+    local_steps: AtLeast1
+    episodes_per_step: AtLeast1
 
     def __post_init__(self) -> None:
-        check_words(self)
-        check_budget(self.local_steps, self.episodes_per_step)
+        check_options(self)
 
     @property
     def n_episodes(self) -> int:

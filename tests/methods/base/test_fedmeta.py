@@ -270,7 +270,7 @@ def test_the_server_leaves_running_statistics_to_the_mean(tmp_path: Path) -> Non
 
 
 def test_a_visit_without_an_episode_is_refused() -> None:
-    with pytest.raises(ConfigError, match="episodes is 0; expected a whole number from 1"):
+    with pytest.raises(ConfigError, match="episodes is 0; expected a whole number of at least 1"):
         method(episodes=0)
 
 

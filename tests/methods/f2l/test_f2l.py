@@ -456,7 +456,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"local_steps": 0}, "local_steps is 0"),
     ({"test_clients": "one"}, "test_clients is 'one'"),
-    ({"inner": InnerChoice(lr=-1.0)}, "inner.lr is -1.0"),
+    ({"inner": InnerChoice(lr=-1.0)}, "lr is -1.0"),
     ({"optimizer": OptimizerChoice(lr=0.0)}, "lr is 0.0"),
     ({"probe": "nearest"}, "probe is 'nearest'"),
 ]

@@ -387,8 +387,8 @@ def test_one_client_has_no_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ({"gamma": -0.1}, r"gamma is -0\.1; expected a finite number from 0"),
-        ({"epsilon": 1.0}, r"epsilon is 1\.0; expected a number between 0 and 1"),
+        ({"gamma": -0.1}, r"gamma is -0\.1; expected a number of at least 0"),
+        ({"epsilon": 1.0}, r"epsilon is 1\.0; expected a number above 0 and below 1"),
         ({"mode": "strictly"}, r"mode is 'strictly'\. Did you mean 'strict'"),
         ({"reference": "globe"}, r"reference is 'globe'\. Did you mean 'global'"),
         ({"predictions": "query"}, r"predictions is 'query'\."),

@@ -344,7 +344,7 @@ def test_the_mode_decides_what_is_not_said() -> None:
     [
         ({"eta": -0.1}, r"eta is -0\.1; expected"),
         ({"lambda_adv": -1}, r"lambda_adv is -1; expected"),
-        ({"min_prob": 0.0}, r"min_prob is 0\.0; expected a probability between 0 and 1"),
+        ({"min_prob": 0.0}, r"min_prob is 0\.0; expected a number above 0 and below 1"),
         ({"max_grad_norm": -1.0}, r"max_grad_norm is -1\.0; expected"),
         ({"adv_predictions": "query"}, r"adv_predictions is 'query'\."),
         ({"mode": "v2"}, r"mode is 'v2'\. Did you mean 'v1'"),

@@ -81,5 +81,5 @@ def test_the_gradient_of_the_objective_equals_finite_differences(tmp_path: Path)
 
 
 def test_a_pull_below_zero_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"mu is -1; expected a finite number from 0\."):
+    with pytest.raises(ConfigError, match=r"mu is -1; expected a number of at least 0\."):
         method(mu=-1)

@@ -598,8 +598,8 @@ def test_a_group_that_diverges_answers_with_nan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"inner_rounds": -1}, "the number of rounds is -1"),
-        ({"decay": 0.0}, "expected a factor in"),
+        ({"inner_rounds": -1}, "inner_rounds is -1"),
+        ({"decay": 0.0}, "decay is 0.0; expected a number above 0 and at most 1"),
         ({"inner_lr": float("nan")}, "inner_lr is nan"),
         ({"local_steps": 0}, "local_steps is 0"),
         ({"variant": "cosine"}, "variant is 'cosine'"),

@@ -274,7 +274,7 @@ def test_per_fedavg_adapts_under_the_statistics_of_the_training_samples(tmp_path
 
 @pytest.mark.parametrize(("kind", "option"), [(Ditto, "personal_steps"), (PFedMe, "inner_steps")])
 def test_no_step_at_all_is_refused_by_its_own_name(kind: Any, option: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{option} is 0; expected a whole number from 1"):
+    with pytest.raises(ConfigError, match=f"^{option} is 0; expected a whole number of at least 1"):
         made(kind, **{option: 0})
 
 

@@ -152,7 +152,9 @@ def test_fedfomo_stays_where_no_class_has_a_sample_to_spare(tmp_path: Path) -> N
 
 def test_a_probability_above_1_is_none() -> None:
     assert fomo(epsilon=1.0).explore(0) == 1
-    with pytest.raises(ConfigError, match=r"epsilon is 1\.5; expected a probability of at most 1"):
+    with pytest.raises(
+        ConfigError, match=r"epsilon is 1\.5; expected a number of at least 0 and at most 1"
+    ):
         fomo(epsilon=1.5)
 
 

@@ -28,13 +28,13 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import Above0, AtLeast0, AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
-from fedshot.learners.classification import Batches, Classifier, check_batches, draw_batches
+from fedshot.learners.classification import Batches, Classifier, draw_batches
 from fedshot.learners.learner import EpisodeLoss, EvalEpisode
-from fedshot.learners.local_training import LocalEpisodes, check_not_negative, check_positive
+from fedshot.learners.local_training import LocalEpisodes
 from fedshot.learners.probe import FeatureProbe, Probe
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.models.mode import Mode
@@ -88,25 +88,19 @@ class FedAvgProbe(EpisodicMethod[FedAvgProbeState]):
     classes: tuple[int, ...]
     probe: Probe = "mean"
     classifier: Literal["linear", "cosine"] = "linear"
-    local_steps: int = 10
-    batch: int = 64
+    local_steps: AtLeast1 = 10
+    batch: AtLeast1 = 64
     optimizer: Optimizer = Optimizer()
-    decay_rounds: int | None = None
-    logistic_c: float = 1.0
-    ridge_lambda: float = 1.0
-    scale: float = 10.0
-    classify_rounds: int | None = None
-    episodes_per_step: int = 1
+    decay_rounds: AtLeast1 | None = None
+    logistic_c: Above0 = 1.0
+    ridge_lambda: Above0 = 1.0
+    scale: Above0 = 10.0
+    classify_rounds: AtLeast0 | None = None
+    episodes_per_step: AtLeast1 = 1
     meta_optimizer: Optimizer = Optimizer()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_batches(self.local_steps, self.batch)
-        check_not_negative(classify_rounds=self.classify_rounds or 0)
-        if self.decay_rounds is not None:
-            check_positive(decay_rounds=self.decay_rounds)
-        if not 0 < self.scale < float("inf"):
-            raise ConfigError(f"scale is {self.scale}; expected a finite number above 0.")
         _ = self.learner, self.probe_options  # their constructors check the rest
 
     @property

@@ -22,10 +22,11 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
+from fedshot.core.ranges import Above0, AtLeast1, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.learners.classification import Batch, Batches, Classifier, check_batches, draw_batches
+from fedshot.learners.classification import Batch, Batches, Classifier, draw_batches
 from fedshot.learners.learner import EpisodeLoss, EvalEpisode
 from fedshot.learners.probe import FeatureProbe
 from fedshot.nn.optim import Optimizer
@@ -68,16 +69,16 @@ class FedBABU(Method[FedBABUState]):
 
     classes: tuple[int, ...]
     probe: Literal["finetune", "mean", "logistic", "ridge"] = "finetune"
-    local_steps: int = 10
-    batch: int = 64
+    local_steps: AtLeast1 = 10
+    batch: AtLeast1 = 64
     optimizer: Optimizer = Optimizer()
-    logistic_c: float = 1.0
-    ridge_lambda: float = 1.0
-    finetune_lr: float = 0.1
-    finetune_steps: int = 100
+    logistic_c: Above0 = 1.0
+    ridge_lambda: Above0 = 1.0
+    finetune_lr: Above0 = 0.1
+    finetune_steps: AtLeast1 = 100
 
     def __post_init__(self) -> None:
-        check_batches(self.local_steps, self.batch)
+        check_options(self)
         _ = self.learner, self.probe_options  # their constructors check the rest
 
     @property

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
-from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import AtLeast1, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -68,12 +68,11 @@ class FedMeta(Method[FedMetaState]):
 
     inner: InnerLoop = InnerLoop()
     learned_steps: bool = False
-    episodes: int = 10
+    episodes: AtLeast1 = 10
     optimizer: Optimizer = Optimizer()
 
     def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise ConfigError(f"episodes is {self.episodes}; expected a whole number from 1.")
+        check_options(self)
 
     @property
     def learner(self) -> Maml | MetaSgd:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from fedshot.core.ranges import AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.local_training import LocalEpisodes
@@ -41,8 +42,8 @@ class FLProto(EpisodicMethod[ModelState]):
 
     name: ClassVar[str] = "fl_proto"
 
-    local_steps: int = 10
-    episodes_per_step: int = 1
+    local_steps: AtLeast1 = 10
+    episodes_per_step: AtLeast1 = 1
     optimizer: Optimizer = Optimizer()
 
     @property

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from fedshot.core.ranges import AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.learner import EvalEpisode, Learner
@@ -51,8 +52,8 @@ class FSLLocal(ClientModels[Tree], EpisodicMethod[Tree]):
 
     learner_name: Literal["maml", "proto"] = "maml"
     inner: InnerLoop = InnerLoop()
-    local_steps: int = 10
-    episodes_per_step: int = 1
+    local_steps: AtLeast1 = 10
+    episodes_per_step: AtLeast1 = 1
     optimizer: Optimizer = Optimizer()
     test_clients: Literal["round_robin", "all"] = "round_robin"
 

@@ -39,6 +39,7 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import Above0, AtLeast1, NotNegative
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -149,13 +150,13 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
 
     classes: tuple[int, ...]
     mode: F2LMode = "tuned"
-    lambda_mi: float | None = None
-    lambda_kd: float | None = None
+    lambda_mi: NotNegative | None = None
+    lambda_kd: NotNegative | None = None
     personal: bool = True
     weights: Literal["shared", "added"] | None = None
     mi_loss: Literal["confidences", "shots"] | None = None
     mi_denominator: Literal["all", "same_class"] | None = None
-    mi_tau: float | None = None
+    mi_tau: Above0 | None = None
     mi_from: Literal["tuned", "psi"] | None = None
     mi_gradient: Literal["server", "both"] | None = None
     kd_targets: Literal["softmax", "sum"] | None = None
@@ -170,8 +171,8 @@ class F2L(EpisodicMethod[F2LState], ClientModels[F2LState]):
     weighting: Literal["uniform", "examples"] | None = None
     transformer: SetTransformer = SetTransformer()
     inner: InnerChoice = InnerChoice()
-    local_steps: int = 10
-    episodes_per_step: int = 1
+    local_steps: AtLeast1 = 10
+    episodes_per_step: AtLeast1 = 1
     optimizer: OptimizerChoice = OptimizerChoice()
     client_optimizer: OptimizerChoice = OptimizerChoice()
 

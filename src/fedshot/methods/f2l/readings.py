@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeVar, get_args
 
-from fedshot.core.errors import ConfigError, check_word, check_words
-from fedshot.core.ranges import Above0, AtLeast0, Below1, NotNegative
-from fedshot.learners.local_training import check_not_negative
+from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.ranges import Above0, AtLeast0, Below1, NotNegative, check_options
 from fedshot.learners.maml import InnerLoop
 from fedshot.learners.probe import Probe
 from fedshot.methods.f2l.client_model import HeadStart
@@ -31,12 +30,12 @@ class F2LReading:
     The fields are options of the method `f2l`; their defaults here are those of mode "strict".
     """
 
-    lambda_mi: float = 0.5
-    lambda_kd: float = 0.5
+    lambda_mi: NotNegative = 0.5
+    lambda_kd: NotNegative = 0.5
     weights: Literal["shared", "added"] = "shared"
     mi_loss: Literal["confidences", "shots"] = "confidences"
     mi_denominator: Denominator = "all"
-    mi_tau: float = 0.5
+    mi_tau: Above0 = 0.5
     mi_from: Literal["tuned", "psi"] = "tuned"
     mi_gradient: Literal["server", "both"] = "server"
     kd_targets: Literal["softmax", "sum"] = "softmax"
@@ -50,16 +49,13 @@ class F2LReading:
     weighting: Literal["uniform", "examples"] = "uniform"
 
     def __post_init__(self) -> None:
-        check_words(self)
-        check_not_negative(lambda_mi=self.lambda_mi, lambda_kd=self.lambda_kd)
+        check_options(self)
         if self.weights == "shared" and max(self.lambda_mi, self.lambda_kd) > 1:
             raise ConfigError(
                 f"lambda_mi is {self.lambda_mi} and lambda_kd is {self.lambda_kd}; expected at "
                 "most 1, because the cross-entropy has the weight 1 - lambda. Or set weights to "
                 "'added'."
             )
-        if not 0 < self.mi_tau < float("inf"):
-            raise ConfigError(f"mi_tau is {self.mi_tau}; expected a finite number above 0.")
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import AtLeast0
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.learners.learner import EpisodeLoss
-from fedshot.learners.local_training import LocalEpisodes, check_not_negative, local_sgd
+from fedshot.learners.local_training import LocalEpisodes, local_sgd
 from fedshot.learners.maml import InnerLoop, Maml
 from fedshot.learners.prediction_drift import PART, answer_common, common_form, divergence
 from fedshot.methods.fedfsl.leave_one_out import (
@@ -76,13 +77,12 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
 
     inner: InnerLoop
     optimizer: Optimizer
-    common_questions: int
+    common_questions: AtLeast0
     weigh_by: Weighing
     optimizer_state: OptimizerState
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(common_questions=self.common_questions)
 
     @property
     def learner(self) -> Maml:

@@ -31,6 +31,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative, OpenShare
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.learners.learner import EpisodeLoss
@@ -63,16 +64,16 @@ class FedFSLMI(RegularizedMaml):
 
     name: ClassVar[str] = "fedfsl_mi"
 
-    gamma: float = 0.2
+    gamma: NotNegative = 0.2
     reference: Reference = "global"
     predictions: Predictions = "adapted_query"
     mode: Reading = "strict"
-    epsilon: float = 0.2
+    epsilon: OpenShare = 0.2
     inner: InnerLoop = InnerLoop()
-    local_steps: int = 10
-    episodes_per_step: int = 1
+    local_steps: AtLeast1 = 10
+    episodes_per_step: AtLeast1 = 1
     optimizer: Optimizer = Optimizer()
-    common_questions: int = diagnostic(0)
+    common_questions: AtLeast0 = diagnostic(0)
     weigh_by: Weighing = "episodes"
     optimizer_state: OptimizerState = "reset"
 

@@ -34,14 +34,13 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative, OpenShare
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
 from fedshot.learners.learner import EpisodeLoss
 from fedshot.learners.local_training import (
     LocalEpisodes,
-    check_not_negative,
     local_sgd,
     mean_metrics,
 )
@@ -98,34 +97,27 @@ class FedFSLMIAdv(RegularizedMaml):
 
     name: ClassVar[str] = "fedfsl_mi_adv"
 
-    gamma: float = 0.2
-    eta: float = 0.1
-    lambda_adv: float = 0.1
+    gamma: NotNegative = 0.2
+    eta: NotNegative = 0.1
+    lambda_adv: NotNegative = 0.1
     reference: Reference = "global"
     predictions: Predictions = "adapted_query"
     adv_predictions: Predictions = "adapted_query"
     mode: Reading = "strict"
-    epsilon: float = 0.2
+    epsilon: OpenShare = 0.2
     mi_in_stages: bool | None = None
-    min_prob: float = 1e-4
-    max_grad_norm: float = 10.0
+    min_prob: OpenShare = 1e-4
+    max_grad_norm: NotNegative = 10.0
     inner: InnerLoop = InnerLoop()
-    local_steps: int = 10
-    episodes_per_step: int = 1
+    local_steps: AtLeast1 = 10
+    episodes_per_step: AtLeast1 = 1
     optimizer: Optimizer = Optimizer()
-    common_questions: int = diagnostic(0)
+    common_questions: AtLeast0 = diagnostic(0)
     weigh_by: Weighing = "episodes"
     optimizer_state: OptimizerState = "reset"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(
-            eta=self.eta, lambda_adv=self.lambda_adv, max_grad_norm=self.max_grad_norm
-        )
-        if not 0 < self.min_prob < 1:
-            raise ConfigError(
-                f"min_prob is {self.min_prob}; expected a probability between 0 and 1."
-            )
 
     @property
     def has_mi(self) -> bool:

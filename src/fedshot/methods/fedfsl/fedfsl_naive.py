@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedshot.core.ranges import AtLeast0, AtLeast1
 from fedshot.learners.maml import InnerLoop
 from fedshot.methods.fedfsl.federated_maml import FederatedMaml, OptimizerState, Weighing
 from fedshot.nn.optim import Optimizer
@@ -30,9 +31,9 @@ class FedFSLNaive(FederatedMaml):
     name: ClassVar[str] = "fedfsl_naive"
 
     inner: InnerLoop = InnerLoop()
-    local_steps: int = 10
-    episodes_per_step: int = 1
+    local_steps: AtLeast1 = 10
+    episodes_per_step: AtLeast1 = 1
     optimizer: Optimizer = Optimizer()
-    common_questions: int = diagnostic(0)
+    common_questions: AtLeast0 = diagnostic(0)
     weigh_by: Weighing = "episodes"
     optimizer_state: OptimizerState = "reset"

@@ -18,10 +18,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.learners.learner import EpisodeLoss
-from fedshot.learners.local_training import check_not_negative
 from fedshot.learners.maml import InnerLoop
 from fedshot.methods.fedfsl.federated_maml import FederatedMaml, LossOf, OptimizerState, Weighing
 from fedshot.nn.losses import proximal
@@ -41,18 +41,17 @@ class FedFSLProx(FederatedMaml):
 
     name: ClassVar[str] = "fedfsl_prox"
 
-    mu: float = 0.01
+    mu: NotNegative = 0.01
     inner: InnerLoop = InnerLoop()
-    local_steps: int = 10
-    episodes_per_step: int = 1
+    local_steps: AtLeast1 = 10
+    episodes_per_step: AtLeast1 = 1
     optimizer: Optimizer = Optimizer()
-    common_questions: int = diagnostic(0)
+    common_questions: AtLeast0 = diagnostic(0)
     weigh_by: Weighing = "episodes"
     optimizer_state: OptimizerState = "reset"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(mu=self.mu)
 
     def objective(
         self, anchor: Tree, w: Tree, stats: Tree, episode: Episode, seed: Tensor

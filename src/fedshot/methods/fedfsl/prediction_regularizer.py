@@ -8,10 +8,9 @@ from typing import Literal
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import NotNegative, OpenShare
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
-from fedshot.learners.local_training import check_not_negative
 from fedshot.methods.fedfsl.federated_maml import FederatedMaml
 from fedshot.methods.fedfsl.leave_one_out import Reference
 from fedshot.methods.fedfsl.predictions import (
@@ -36,17 +35,14 @@ PAPER_CLIP = (
 class RegularizedMaml(FederatedMaml):
     """Federated MAML with the term gamma KL(p(reference) || p(w)) in the objective."""
 
-    gamma: float
+    gamma: NotNegative
     reference: Reference
     predictions: Predictions
     mode: Reading
-    epsilon: float
+    epsilon: OpenShare
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(gamma=self.gamma)
-        if not 0 < self.epsilon < 1:
-            raise ConfigError(f"epsilon is {self.epsilon}; expected a number between 0 and 1.")
 
     @property
     def has_mi(self) -> bool:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError, check_words
+from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative, PositiveShare, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -32,7 +33,7 @@ from fedshot.methods.frl.rounds import (
     prototype_reply,
     update_reply,
 )
-from fedshot.methods.frl.schedule import check_decay, check_rounds, decayed
+from fedshot.methods.frl.schedule import decayed
 from fedshot.nn.optim import Optimizer, OptState
 from fedshot.protocol.averaging import OF_EXAMPLES, OF_FEATURES
 from fedshot.protocol.clients import Clients
@@ -49,10 +50,10 @@ class FewRoundMethod(Method[S]):
     test_norm: ClassVar[str] = "group"
 
     variant: Variant = "linear"
-    inner_lr: float
-    local_steps: int
-    inner_batch: int | None
-    test_rounds: int | None
+    inner_lr: NotNegative
+    local_steps: AtLeast1
+    inner_batch: AtLeast1 | None
+    test_rounds: AtLeast0 | None
 
     @property
     def local(self) -> FewRoundLearner:
@@ -179,19 +180,17 @@ class MetaTrained(FewRoundMethod[FRLState]):
     classes: tuple[int, ...]
     resampled: bool
     optimizer: Optimizer
-    decay: float
-    decay_round: int
+    decay: PositiveShare
+    decay_round: AtLeast0
 
     def __post_init__(self) -> None:
-        check_words(self)
+        check_options(self)
         if self.slots < self.numbers:
             raise ConfigError(
                 f"model.head.way is {self.slots}, but an episode may have {self.numbers} classes: "
                 "its way if images are reassigned in each episode (partition 'resampled'), else "
                 f"all base classes. Set model.head.way to {self.numbers}."
             )
-        check_rounds(self.test_rounds)
-        check_decay(self.decay, self.decay_round)
 
     @property
     def numbers(self) -> int:

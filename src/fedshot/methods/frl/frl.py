@@ -34,6 +34,7 @@ from torch import Tensor
 
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative, PositiveShare
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -47,7 +48,6 @@ from fedshot.methods.frl.client_share import PARTS, EpisodeShare
 from fedshot.methods.frl.few_round_method import FRLState, MetaTrained
 from fedshot.methods.frl.local_steps import FewRoundLearner, Prototypes, Variant, learning_mode
 from fedshot.methods.frl.rounds import Population, message, prototype_reply, update_reply
-from fedshot.methods.frl.schedule import check_rounds
 from fedshot.nn.gradients import value_and_grad
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import OF_EXAMPLES, changes
@@ -131,12 +131,12 @@ class FRL(MetaTrained):
     resampled: bool = False
     variant: Variant = "gpal"
     mode: ModeName = "strict"
-    inner_rounds: int = 3
-    test_rounds: int | None = None
-    inner_lr: float = 0.1
-    local_steps: int = 1
-    inner_batch: int | None = None
-    gamma: float | None = None
+    inner_rounds: AtLeast0 = 3
+    test_rounds: AtLeast0 | None = None
+    inner_lr: NotNegative = 0.1
+    local_steps: AtLeast1 = 1
+    inner_batch: AtLeast1 | None = None
+    gamma: NotNegative | None = None
     loss: Literal["softmax", "literal"] = "softmax"
     prototypes: Literal["exact", "shrunk", "unweighted"] | None = None
     refresh: bool | None = None
@@ -147,8 +147,8 @@ class FRL(MetaTrained):
     weights: Literal["examples", "equal"] | None = None
     order: Literal["first", "exact"] = "first"
     optimizer: Optimizer = Optimizer("adam", 0.01)
-    decay: float = 0.1
-    decay_round: int = 20000
+    decay: PositiveShare = 0.1
+    decay_round: AtLeast0 = 20000
 
     def __post_init__(self) -> None:
         if self.variant == "gpal" and self.positions == "mean" and not self._has_map:
@@ -157,7 +157,6 @@ class FRL(MetaTrained):
                 "feature map. Set positions to 'pooled', or model.backbone to conv4."
             )
         super().__post_init__()
-        check_rounds(self.inner_rounds)
 
     def _of(self, option: str) -> Any:
         """Return the value of an option, or the mode's value if the option is null."""

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.methods.frl.few_round_method import FewRoundMethod
 from fedshot.methods.frl.rounds import Population
-from fedshot.methods.frl.schedule import check_rounds
 
 
 class FRLFedAvgState(NamedTuple):
@@ -47,13 +47,13 @@ class FRLFedAvg(FewRoundMethod[FRLFedAvgState]):
 
     name: ClassVar[str] = "frl_fedavg"
 
-    test_rounds: int = 3
-    inner_lr: float = 0.1
-    local_steps: int = 1
-    inner_batch: int | None = None
+    test_rounds: AtLeast0 = 3
+    inner_lr: NotNegative = 0.1
+    local_steps: AtLeast1 = 1
+    inner_batch: AtLeast1 | None = None
 
     def __post_init__(self) -> None:
-        check_rounds(self.test_rounds)
+        check_options(self)
         if self.model.norm_policy == "running" and self.model.init(Key(0))[1]:
             raise ConfigError(
                 "model.norm_policy is 'running', but frl_fedavg never trains running statistics. "

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from fedshot.core.ranges import AtLeast0, AtLeast1, PositiveShare
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.methods.frl.local_steps import FewRoundLearner
@@ -41,11 +42,11 @@ class FRLFrozen(Pretrained):
 
     classes: tuple[int, ...]
     prepare_by: StepBy = "server"
-    prepare_steps: int = 1
-    batch: int = 60
+    prepare_steps: AtLeast1 = 1
+    batch: AtLeast1 = 60
     optimizer: Optimizer = Optimizer("sgd", 0.1)
-    decay: float = 0.1
-    decay_round: int = 20000
+    decay: PositiveShare = 0.1
+    decay_round: AtLeast0 = 20000
 
     @property
     def local(self) -> FewRoundLearner:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative, OpenShare, PositiveShare
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.group_sampler import GroupSampler
@@ -60,30 +61,28 @@ class FRLOneShot(Pretrained):
     name: ClassVar[str] = "frl_one_shot"
 
     classes: tuple[int, ...]
-    test_rounds: int = 3
-    inner_lr: float = 0.1
-    local_steps: int = 1
-    inner_batch: int | None = None
-    candidates: int = 20
-    keep: int = 10
-    holdout: float = 0.34
+    test_rounds: AtLeast0 = 3
+    inner_lr: NotNegative = 0.1
+    local_steps: AtLeast1 = 1
+    inner_batch: AtLeast1 | None = None
+    candidates: AtLeast0 = 20
+    keep: AtLeast1 = 10
+    holdout: OpenShare = 0.34
     last: Literal["average", "ensemble"] = "average"
     prepare_by: StepBy = "server"
-    prepare_steps: int = 1
-    batch: int = 60
+    prepare_steps: AtLeast1 = 1
+    batch: AtLeast1 = 60
     optimizer: Optimizer = Optimizer("sgd", 0.1)
-    decay: float = 0.1
-    decay_round: int = 20000
+    decay: PositiveShare = 0.1
+    decay_round: AtLeast0 = 20000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.keep < 1 or self.candidates < 0 or 0 < self.candidates < self.keep:
+        if 0 < self.candidates < self.keep:
             raise ConfigError(
-                f"keep is {self.keep} and candidates is {self.candidates}; expected keep from 1, "
-                "and candidates 0 or at least keep."
+                f"keep is {self.keep} and candidates is {self.candidates}; expected "
+                "candidates 0 or at least keep."
             )
-        if not 0 < self.holdout < 1:
-            raise ConfigError(f"holdout is {self.holdout}; expected a fraction between 0 and 1.")
 
     def check_group(self, group: GroupSampler) -> None:
         """Raise ConfigError if the supports of a group cannot be split evenly among candidates."""

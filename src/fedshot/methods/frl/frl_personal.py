@@ -22,6 +22,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedshot.core import tree
+from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative, PositiveShare
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.methods.frl.client_share import EpisodeShare
@@ -63,14 +64,14 @@ class FRLPersonal(MetaTrained):
     classes: tuple[int, ...]
     resampled: bool = False
     variant: Literal["linear", "proto"] = "proto"
-    test_rounds: int = 3
-    inner_lr: float = 0.1
-    local_steps: int = 1
-    inner_batch: int | None = None
+    test_rounds: AtLeast0 = 3
+    inner_lr: NotNegative = 0.1
+    local_steps: AtLeast1 = 1
+    inner_batch: AtLeast1 | None = None
     refresh: bool = True
     optimizer: Optimizer = Optimizer("adam", 0.01)
-    decay: float = 0.1
-    decay_round: int = 20000
+    decay: PositiveShare = 0.1
+    decay_round: AtLeast0 = 20000
 
     @property
     def refreshes(self) -> bool:

@@ -25,7 +25,8 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError, check_words
+from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import AtLeast1, NotNegative, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.learner import check_body
@@ -66,10 +67,10 @@ class FewRoundLearner:
 
     model: Model
     variant: Variant = "proto"
-    gamma: float = 0.2
-    lr: float = 0.1
-    steps: int = 1
-    batch: int | None = None
+    gamma: NotNegative = 0.2
+    lr: NotNegative = 0.1
+    steps: AtLeast1 = 1
+    batch: AtLeast1 | None = None
     loss: Literal["softmax", "literal"] = "softmax"
     positions: Literal["mean", "pooled"] = "mean"
     prototypes: Literal["exact", "shrunk", "unweighted"] = "exact"
@@ -81,13 +82,7 @@ class FewRoundLearner:
             raise ConfigError(
                 "variant is 'linear', but the model has no head; set model.head to linear."
             )
-        check_words(self)
-        for name, number in (("inner_lr", self.lr), ("gamma", self.gamma)):
-            if not 0 <= number < float("inf"):
-                raise ConfigError(f"{name} is {number}; expected a finite number from 0.")
-        for name, value in (("local_steps", self.steps), ("inner_batch", self.batch)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; expected a whole number from 1.")
+        check_options(self)
 
     @property
     def linear(self) -> bool:

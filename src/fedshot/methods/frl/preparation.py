@@ -17,15 +17,16 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError, check_words
+from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import AtLeast0, AtLeast1, PositiveShare, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
-from fedshot.learners.classification import Batches, Classifier, check_batches, draw_batches
+from fedshot.learners.classification import Batches, Classifier, draw_batches
 from fedshot.learners.local_training import mean_gradient, mean_metrics
 from fedshot.methods.frl.few_round_method import FewRoundMethod
 from fedshot.methods.frl.local_steps import fresh_head
-from fedshot.methods.frl.schedule import check_decay, check_rounds, decay_factor, decayed
+from fedshot.methods.frl.schedule import decay_factor, decayed
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import OF_EXAMPLES, average, changes, local_reply
@@ -73,23 +74,20 @@ class Pretrained(FewRoundMethod[Prepared]):
 
     classes: tuple[int, ...]
     prepare_by: StepBy
-    prepare_steps: int
-    batch: int
+    prepare_steps: AtLeast1
+    batch: AtLeast1
     optimizer: Optimizer
-    decay: float
-    decay_round: int
+    decay: PositiveShare
+    decay_round: AtLeast0
 
     def __post_init__(self) -> None:
-        check_words(self)
-        check_batches(self.prepare_steps, self.batch)
-        check_decay(self.decay, self.decay_round)
+        check_options(self)
         if self.prepare_by == "server" and self.prepare_steps > 1:
             raise ConfigError(
                 f"prepare_steps is {self.prepare_steps}, but with prepare_by 'server' there is one "
                 "step per round. Set prepare_steps to 1 and raise batch, or set prepare_by to "
                 "'clients'."
             )
-        check_rounds(self.rounds_at_test)
         _ = self.local, self.classifier  # their constructors check the rest
 
     @cached_property

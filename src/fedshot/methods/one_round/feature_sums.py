@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -145,6 +146,7 @@ class OneRoundMethod(Method[OneRoundState]):
     normalize: bool = True
 
     def __post_init__(self) -> None:
+        check_options(self)
         if self.episode.augment.active:
             raise ConfigError(
                 f"episode.augment is set, but {self.name} does not augment the examples whose "

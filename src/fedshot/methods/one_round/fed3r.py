@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import Above0
 from fedshot.methods.one_round.feature_sums import FeatureSums, Labelled, OneRoundMethod
 
 
@@ -33,14 +33,7 @@ class FED3R(OneRoundMethod):
 
     name: ClassVar[str] = "fed3r"
 
-    ridge_lambda: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.ridge_lambda < float("inf"):
-            raise ConfigError(
-                f"ridge_lambda is {self.ridge_lambda}; expected a finite number above 0."
-            )
+    ridge_lambda: Above0 = 1.0
 
     def classifier(self, total: FeatureSums) -> Callable[[Labelled, Tensor], Tensor]:
         """Return the function that computes the logits h^T (A + X^T X + lambda I)^-1 B."""

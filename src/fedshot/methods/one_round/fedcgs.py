@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import PositiveShare
 from fedshot.methods.one_round.feature_sums import (
     FeatureSums,
     Labelled,
@@ -44,15 +44,7 @@ class FedCGS(OneRoundMethod):
 
     name: ClassVar[str] = "fedcgs"
 
-    shrinkage: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.shrinkage is not None and not 0 < self.shrinkage <= 1:
-            raise ConfigError(
-                f"shrinkage is {self.shrinkage}; expected a number above 0 and at most 1, or null "
-                "to estimate it."
-            )
+    shrinkage: PositiveShare | None = None
 
     def classifier(self, total: FeatureSums) -> Callable[[Labelled, Tensor], Tensor]:
         """Return the function of the logits h^T Sigma^-1 mu_c - mu_c^T Sigma^-1 mu_c / 2.

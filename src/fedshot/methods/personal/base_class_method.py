@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from fedshot.core.errors import check_words
+from fedshot.core.ranges import AtLeast1, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -16,7 +16,6 @@ from fedshot.learners.classification import (
     Batches,
     Classifier,
     base_numbers,
-    check_batches,
     draw_passes,
 )
 from fedshot.learners.learner import EpisodeLoss, EvalEpisode
@@ -43,13 +42,12 @@ class OwnClassesMethod(Method[S]):
     test_norm: ClassVar[str] = "support"  # the statistics of a client's own samples
 
     classes: tuple[int, ...]
-    local_steps: int
-    batch: int | None
+    local_steps: AtLeast1
+    batch: AtLeast1 | None
     optimizer: Optimizer
 
     def __post_init__(self) -> None:
-        check_words(self)
-        check_batches(self.local_steps, 1 if self.batch is None else self.batch)
+        check_options(self)
 
     def passes(self, data: ClientData, n: int, key: Key) -> Batches:
         """Draw the batches, of `batch` samples each, of n passes over a client's samples."""

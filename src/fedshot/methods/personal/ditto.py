@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from fedshot.core.ranges import AtLeast1, NotNegative
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.learners.classification import Batches
-from fedshot.learners.local_training import check_not_negative, check_positive, local_sgd
+from fedshot.learners.local_training import local_sgd
 from fedshot.methods.personal.personal_model import PersonalModels, next_own
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
@@ -45,16 +46,14 @@ class Ditto(PersonalModels[ModelState]):
     name: ClassVar[str] = "ditto"
 
     classes: tuple[int, ...]
-    lambda_prox: float = 1.0
-    personal_steps: int = 5
-    local_steps: int = 5
-    batch: int | None = None
+    lambda_prox: NotNegative = 1.0
+    personal_steps: AtLeast1 = 5
+    local_steps: AtLeast1 = 5
+    batch: AtLeast1 | None = None
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(personal_steps=self.personal_steps)
-        check_not_negative(lambda_prox=self.lambda_prox)
 
     def draw(self, data: ClientData, key: Key) -> tuple[Batches, Batches]:
         """Draw the batches of a local update, for the global and for the personal model."""

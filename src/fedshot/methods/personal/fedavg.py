@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedshot.core.ranges import AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.classification import Batches
@@ -32,8 +33,8 @@ class FedAvg(AmongBaseClasses[ModelState]):
     name: ClassVar[str] = "fedavg"
 
     classes: tuple[int, ...]
-    local_steps: int = 5
-    batch: int | None = None
+    local_steps: AtLeast1 = 5
+    batch: AtLeast1 | None = None
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     @client_work(draw="draw")

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import AtLeast1, NotNegative, OpenShare, Share
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.learners.classification import Batch, Batches
 from fedshot.learners.learner import EvalEpisode
-from fedshot.learners.local_training import check_not_negative, local_sgd
+from fedshot.learners.local_training import local_sgd
 from fedshot.methods.personal.affinity import check_others, first_affinity, top_m_by_affinity
 from fedshot.methods.personal.personal_model import (
     BankedModels,
@@ -86,24 +86,17 @@ class FedFomo(BankedModels[FedFomoState]):
     classes: tuple[int, ...]
     clients: int
     m: int = 5
-    validation_share: float = 0.2
+    validation_share: OpenShare = 0.2
     distance: Literal["l2", "l1"] = "l2"
-    epsilon: float = 0.3
-    epsilon_decay: float = 0.05
-    local_steps: int = 5
-    batch: int | None = None
+    epsilon: Share = 0.3
+    epsilon_decay: NotNegative = 0.05
+    local_steps: AtLeast1 = 5
+    batch: AtLeast1 | None = None
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_others(self.m, self.clients)
-        check_not_negative(epsilon=self.epsilon, epsilon_decay=self.epsilon_decay)
-        if self.epsilon > 1:
-            raise ConfigError(f"epsilon is {self.epsilon}; expected a probability of at most 1.")
-        if not 0 < self.validation_share < 1:
-            raise ConfigError(
-                f"validation_share is {self.validation_share}; expected a share between 0 and 1."
-            )
 
     def init(self, key: Key) -> FedFomoState:
         """Return the common initial model of all clients, and the initial affinity matrix."""

@@ -23,12 +23,13 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedshot.core.ranges import AtLeast1, NotNegative
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.learners.classification import Batch, Batches
 from fedshot.learners.learner import EpisodeLoss, EvalEpisode, episode_features
-from fedshot.learners.local_training import check_not_negative, local_sgd
+from fedshot.learners.local_training import local_sgd
 from fedshot.methods.personal.personal_model import PersonalModels
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.models.mode import Mode
@@ -68,15 +69,14 @@ class FedProto(PersonalModels[FedProtoState]):
     name: ClassVar[str] = "fedproto"
 
     classes: tuple[int, ...]
-    lambda_proto: float = 1.0
+    lambda_proto: NotNegative = 1.0
     weighting: Literal["examples", "clients"] = "examples"
-    local_steps: int = 5
-    batch: int | None = None
+    local_steps: AtLeast1 = 5
+    batch: AtLeast1 | None = None
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(lambda_proto=self.lambda_proto)
 
     @property
     def traits(self) -> Traits:

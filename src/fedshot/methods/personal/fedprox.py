@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from fedshot.core.ranges import AtLeast1, NotNegative
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.classification import Batches
-from fedshot.learners.local_training import check_not_negative
 from fedshot.methods.personal.base_class_method import AmongBaseClasses
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, local_reply
@@ -39,14 +39,13 @@ class FedProx(AmongBaseClasses[ModelState]):
     name: ClassVar[str] = "fedprox"
 
     classes: tuple[int, ...]
-    mu: float = 0.01
-    local_steps: int = 5
-    batch: int | None = None
+    mu: NotNegative = 0.01
+    local_steps: AtLeast1 = 5
+    batch: AtLeast1 | None = None
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(mu=self.mu)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:

@@ -19,12 +19,13 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from fedshot.core.ranges import AtLeast0, AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.learners.classification import Batch, Batches
 from fedshot.learners.learner import EpisodeLoss
-from fedshot.learners.local_training import check_not_negative, local_sgd
+from fedshot.learners.local_training import local_sgd
 from fedshot.methods.personal.personal_model import PersonalModels
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
@@ -55,14 +56,13 @@ class FedRep(PersonalModels[ModelState]):
 
     classes: tuple[int, ...]
     personal_head: bool = True
-    head_steps: int = 10
-    local_steps: int = 5
-    batch: int | None = None
+    head_steps: AtLeast0 = 10
+    local_steps: AtLeast1 = 5
+    batch: AtLeast1 | None = None
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(head_steps=self.head_steps)
 
     def init(self, key: Key) -> ModelState:
         """Return a random encoder, with a classifier if `personal_head` is False."""

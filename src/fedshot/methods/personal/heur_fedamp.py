@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import AtLeast1, NotNegative, Share
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.classification import Batches
-from fedshot.learners.local_training import check_not_negative, local_sgd
+from fedshot.learners.local_training import local_sgd
 from fedshot.methods.personal.affinity import mixture
 from fedshot.methods.personal.personal_model import BankedModels, into_bank
 from fedshot.nn.optim import Optimizer
@@ -58,18 +58,12 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
     name: ClassVar[str] = "heur_fedamp"
 
     classes: tuple[int, ...]
-    lambda_prox: float = 15.0
-    sigma: float = 10.0
-    self_weight: float | None = None
-    local_steps: int = 5
-    batch: int | None = None
+    lambda_prox: NotNegative = 15.0
+    sigma: NotNegative = 10.0
+    self_weight: Share | None = None
+    local_steps: AtLeast1 = 5
+    batch: AtLeast1 | None = None
     optimizer: Optimizer = Optimizer("sgd", 0.01)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative(lambda_prox=self.lambda_prox, sigma=self.sigma)
-        if self.self_weight is not None and not 0 <= self.self_weight <= 1:
-            raise ConfigError(f"self_weight is {self.self_weight}; expected a number in [0, 1].")
 
     def init(self, key: Key) -> HeurFedAMPState:
         """Return the common initial model of all clients."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import Above0, AtLeast0, AtLeast1, NotNegative
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -29,7 +30,6 @@ from fedshot.learners.classification import Batch, Batches, base_numbers, draw_b
 from fedshot.learners.learner import EvalEpisode
 from fedshot.learners.local_training import (
     GradientResult,
-    check_not_negative,
     mean_gradient,
     mean_metrics,
 )
@@ -62,18 +62,15 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
 
     classes: tuple[int, ...]
     order: Literal["first", "hessian_free"] = "hessian_free"
-    beta: float = 0.001
-    delta: float = 0.001
-    local_steps: int = 5
-    batch: int | None = None
+    beta: NotNegative = 0.001
+    delta: Above0 = 0.001
+    local_steps: AtLeast1 = 5
+    batch: AtLeast1 | None = None
     optimizer: Optimizer = Optimizer("sgd", 0.01)
-    test_steps: int = 1
+    test_steps: AtLeast0 = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(beta=self.beta, test_steps=self.test_steps)
-        if not 0 < self.delta < float("inf"):
-            raise ConfigError(f"delta is {self.delta}; expected a finite number above 0.")
         if self.optimizer != Optimizer("sgd", self.optimizer.lr):
             raise ConfigError(
                 "the inner steps of Per-FedAvg are plain SGD steps; set optimizer.name to 'sgd', "

@@ -32,14 +32,15 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError, check_words
+from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import Above0, AtLeast0, AtLeast1, NotNegative, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.learners.average_distance import AverageDistance, OwnSample
 from fedshot.learners.classification import Batch, Batches
 from fedshot.learners.learner import EpisodeLoss, EvalEpisode
-from fedshot.learners.local_training import check_not_negative, local_sgd
+from fedshot.learners.local_training import local_sgd
 from fedshot.methods.personal.affinity import (
     check_others,
     first_affinity,
@@ -115,13 +116,13 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
     clients: int
     mode: Literal["strict", "paper"] = "strict"
     m: int = 5
-    iota: float = 5e-4
-    delay: int = 25
+    iota: NotNegative = 5e-4
+    delay: AtLeast0 = 25
     choose: Literal["affinity", "random"] = "affinity"
     affinity: Literal["difference", "positive"] = "difference"
-    temperature: float = 1.0
-    local_steps: int = 5
-    batch: int | None = None
+    temperature: Above0 = 1.0
+    local_steps: AtLeast1 = 5
+    batch: AtLeast1 | None = None
     optimizer: Optimizer = Optimizer("sgd", 0.01)
     own_sample: OwnSample | None = None
     weigh_by: Literal["loss", "leave_one_out"] | None = None
@@ -131,12 +132,9 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
     start: Literal["common", "own"] | None = None
 
     def __post_init__(self) -> None:
-        check_words(self)
-        check_not_negative(iota=self.iota, delay=self.delay)
+        check_options(self)
         super().__post_init__()
         check_others(self.m, self.clients)
-        if not 0 < self.temperature < float("inf"):
-            raise ConfigError(f"temperature is {self.temperature}; expected a number above 0.")
         if self.l1 == "proximal" and self.optimizer.name != "sgd":
             raise ConfigError(
                 f"l1 is 'proximal', whose threshold is for steps of SGD, but optimizer.name is "

@@ -19,10 +19,11 @@ from functools import partial
 from typing import ClassVar
 
 from fedshot.core import tree
+from fedshot.core.ranges import AtLeast1, NotNegative
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.classification import Batches
-from fedshot.learners.local_training import check_not_negative, check_positive, local_sgd
+from fedshot.learners.local_training import local_sgd
 from fedshot.methods.personal.personal_model import PersonalModels, next_own
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.optim import Optimizer
@@ -50,18 +51,16 @@ class PFedMe(PersonalModels[ModelState]):
     name: ClassVar[str] = "pfedme"
 
     classes: tuple[int, ...]
-    lambda_prox: float = 15.0
-    inner_steps: int = 5
-    eta: float | None = None
-    beta: float = 1.0
-    local_steps: int = 5
-    batch: int | None = None
+    lambda_prox: NotNegative = 15.0
+    inner_steps: AtLeast1 = 5
+    eta: NotNegative | None = None
+    beta: NotNegative = 1.0
+    local_steps: AtLeast1 = 5
+    batch: AtLeast1 | None = None
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(inner_steps=self.inner_steps)
-        check_not_negative(lambda_prox=self.lambda_prox, beta=self.beta, eta=self.eta or 0.0)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError, check_words
+from fedshot.core.errors import ConfigError
 from fedshot.core.plugins import T, registering
-from fedshot.core.ranges import Width
+from fedshot.core.ranges import Width, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.kernels import fused, stem, tensors
@@ -191,7 +191,7 @@ class Conv4:
     order: Literal["norm_relu", "relu_norm"] = "norm_relu"
 
     def __post_init__(self) -> None:
-        check_words(self)
+        check_options(self)
         if self.width < 1:
             raise ConfigError(f"width is {self.width}; expected at least 1 channel.")
         if self.features < 0:

@@ -12,7 +12,8 @@ import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError, check_words
+from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.heads import Head
@@ -65,7 +66,7 @@ class Model:
 
     def __post_init__(self) -> None:
         self._check_kind()
-        check_words(self)
+        check_options(self)
         if self.dtype not in _DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; expected 'float32' or 'float64'.")
         if self.bf16 and (self.dtype != "float32" or self.kind != "images"):

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError, check_words
+from fedshot.core.errors import ConfigError
 from fedshot.core.extras import require
-from fedshot.core.ranges import AtLeast1
+from fedshot.core.ranges import AtLeast1, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.models.functional import FunctionalModule
@@ -69,7 +69,7 @@ class ModuleBackbone(UserModule):
     digest: str | None = None
 
     def __post_init__(self) -> None:
-        check_words(self)
+        check_options(self)
         if self.rank < 1 or self.alpha < 1:
             raise ConfigError(
                 f"rank is {self.rank} and alpha is {self.alpha}; expected whole numbers from 1."

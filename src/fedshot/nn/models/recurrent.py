@@ -17,8 +17,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError, check_words
-from fedshot.core.ranges import Width
+from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import Width, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.models.cells import GRU_GATES, LSTM_GATES
@@ -44,7 +44,7 @@ class GRU:
 
     def __post_init__(self) -> None:
         _check_hidden(self.hidden)
-        check_words(self)
+        check_options(self)
 
     @property
     def vmappable(self) -> bool:
@@ -92,7 +92,7 @@ class BiLSTM:
 
     def __post_init__(self) -> None:
         _check_hidden(self.hidden)
-        check_words(self)
+        check_options(self)
         if self.attention < 1:
             raise ConfigError(f"attention is {self.attention}; expected a width of at least 1.")
 
