@@ -158,6 +158,7 @@ def test_named_classes_of_a_hugging_face_dataset_are_its_names():
         ((PIXELS, [0, 1, 0, 1], [0, None, 1, 1]), "the clients of the examples: label 1"),
         ((PIXELS[:0], []), "no examples"),
         ((PIXELS, None), "y is None; expected the class of each example"),
+        ({"north": (PIXELS, None)}, "y is None; expected the class of each example"),
         ((PIXELS * 3.0, [0, 1, 0, 1]), r"expected floating point pixels in \[0, 1\]"),
         ([1, 2], "not pairs"),
         ((np.zeros((4, 3, 8, 8), np.uint8), [0, 1, 0, 1]), r"\[4, 3, 8, 8\], channels first"),

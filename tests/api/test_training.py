@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import fedshot as fs
 from fedshot.cli.main import main
 from fedshot.runs.experiment import Experiment
+from fedshot.runs.prepare import PreparedRun
 from fedshot.runs.trackers.tracking import Tracker
 
 
@@ -89,7 +91,7 @@ def test_a_run_is_resumed_only_if_asked_and_with_its_settings(tmp_path, small, f
         fs.train(data=held, out=tmp_path / "none", resume=True)
 
 
-def test_a_run_that_trained_no_round_says_why_and_begins_anew(tmp_path, small, capsys):
+def test_a_run_that_trained_no_round_says_why_and_starts_over(tmp_path, small, capsys):
     folder = tmp_path / "first"
     with pytest.raises(fs.QuorumError, match=r"lower the step sizes, in a new run\."):
         trained(folder, small, **{"method.optimizer.lr": 1e30, "method.optimizer.name": "sgd"})
@@ -103,11 +105,41 @@ def test_a_run_that_trained_no_round_says_why_and_begins_anew(tmp_path, small, c
         trained(folder, small, way=9)
     assert (folder / "stopped.json").exists()
     assert main(["run", "--config", str(folder / "config.yaml"), "--out", str(tmp_path)]) == 2
-    assert "had trained no round, and begins anew" in capsys.readouterr().err
-    run = trained(folder, small)
+    assert "had trained no round, and starts over" in capsys.readouterr().err
+    (folder / "calibration.json").write_text("[]")
+    run = trained(folder, small, seed=9, tracker="tensorboard")
     assert not (folder / "stopped.json").exists()
+    assert not (folder / "calibration.json").exists()
+    events = EventAccumulator(str(folder / "tensorboard")).Reload().Scalars("validation/accuracy")
+    assert events[0].value == pytest.approx(run.history["validation_accuracy"].iloc[0])
     assert "resumed" not in (folder / "environment.json").read_text()
-    assert run.result.accuracy == trained(tmp_path / "again" / "first", small).result.accuracy
+    assert (
+        run.result.accuracy == trained(tmp_path / "again" / "first", small, seed=9).result.accuracy
+    )
+
+
+def test_a_run_that_another_process_trains_meanwhile_is_kept(tmp_path, small, monkeypatch):
+    folder = tmp_path / "first"
+    with pytest.raises(fs.QuorumError):
+        trained(folder, small, **{"method.optimizer.lr": 1e30, "method.optimizer.name": "sgd"})
+    prepared = PreparedRun.__init__
+
+    def slow(self: PreparedRun, *arguments: Any) -> None:
+        monkeypatch.undo()
+        trained(folder, small)
+        prepared(self, *arguments)
+
+    monkeypatch.setattr(PreparedRun, "__init__", slow)
+    with pytest.raises(fs.BusyError, match=r"another process has trained in .* meanwhile"):
+        trained(folder, small)
+    assert fs.open_run(folder).result is not None
+
+
+def test_a_configuration_alone_is_no_run_to_replace(tmp_path, small):
+    (tmp_path / "config.yaml").write_text("# by hand\nseed: 3\n")
+    with pytest.raises(fs.ConfigError, match="holds a run already"):
+        trained(tmp_path, small)
+    assert (tmp_path / "config.yaml").read_text().startswith("# by hand")
 
 
 def test_an_interrupt_keeps_the_checkpoint_from_which_the_run_continues(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 
 import fedshot as fs
 from fedshot.cli.main import main
+from fedshot.use.trained import TrainedRun
 
 
 def test_the_result_is_that_of_the_run_folder(first):
@@ -75,7 +77,14 @@ def test_clients_that_the_data_name_are_known_by_their_names(small, arrays, tmp_
     page = run.report(tmp_path / "page.html").read_text()
     assert "client 0 (&amp;lt;b&amp;gt;ward 3)" in page or r"client 0 (\u0026lt;b" in page
     assert main(["export", str(out), "--to", "safetensors", "--client", "<b>ward 1"]) == 0
-    assert "the encoder of client `<b>ward 1`" in (out / "export" / "README.md").read_text()
+    assert "the encoder of client 2" in (out / "export" / "README.md").read_text()
+
+
+def test_a_text_that_is_the_name_of_a_client_and_the_number_of_another_is_refused(first):
+    info = replace(TrainedRun(first.path).dataset_info, client_names=("2", "0", "1", "x"))
+    assert [info.client_number(client) for client in (0, "x", "3")] == [0, 3, 3]
+    with pytest.raises(fs.ConfigError, match=r"'0', the name of client 1 and the number of anothe"):
+        info.client_number("0")
 
 
 def test_clients_with_models_have_accuracies(second):

@@ -45,6 +45,7 @@ def test_a_dataset_tells_its_shape_classes_and_rows():
         ({"y": np.full(12, 4)}, r"from 4 to 4; with 4 class names .* 0\.\.3"),
         ({"y": np.full(12, -1)}, "from -1 to -1"),
         ({"class_names": ("a", "b", "a", "c")}, "'a' occurs twice"),
+        ({"user_names": ("u",)}, "there are 1 user names; expected one for each user number"),
         ({"users": np.zeros(3, np.int64)}, r"users are int64\[3\]"),
         ({"users": np.full(12, -2)}, "user number -2 is negative"),
         ({"standard": ClassSplit((0,), (), (9,))}, "novel names class number 9; made has 4"),

@@ -115,6 +115,7 @@ def test_the_server_tests_as_if_it_had_all_data_in_one_place(tmp_path: Path) -> 
     assert there.method == here.method
     assert there.clients == here.clients
     assert_same_tests(there, here)
+    assert not any("training episode" in text for text in there.notices())
     kept = ServerTestRun(config(), str(tmp_path)).dataset
     assert set(kept.y.tolist()) == {0, 2, 3, 5}, "no picture to train on"
 

@@ -288,7 +288,7 @@ def test_one_card_tells_of_all_exports_of_an_encoder_and_of_no_other(tmp_path: P
     (folder / "encoder.safetensors").unlink()
     export(run, "torch-export", folder, client=other)  # nothing of the first is left
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert f"the encoder of client `{other}`" in card
+    assert f"the encoder of client {other}" in card
     assert "CC0, ours" not in card
 
 

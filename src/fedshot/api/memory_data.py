@@ -114,8 +114,6 @@ def as_dataset(
     n = len(found.x)
     if not n:
         raise DataError("the data have no examples; expected at least one.")
-    if found.labels is None:
-        raise DataError("y is None; expected the class of each example, as in data=(X, y).")
     classes, y = encoded(labels_of(found.labels, n))
     named, users = found.client_names, None
     if found.clients is not None:
@@ -141,13 +139,15 @@ def _examples(data: Any, column: str | None, label: str, client: str | None) -> 
     if isinstance(data, Dataset):
         names = np.array(data.class_names, dtype=object)
         x = data.x if data.kind == "features" else data.pixels
-        return _Examples(x, names[data.y], data.users, data.user_names)
+        return _Examples(x, names[data.y], data.users)
     if isinstance(data, Mapping):
         return _of_clients(
             {key: _examples(one, column, label, client) for key, one in data.items()}
         )
     if isinstance(data, tuple) and len(data) in (2, 3):
         x, *labels = data
+        if labels[0] is None:
+            raise DataError("y is None; expected the class of each example, as in data=(X, y).")
         if hasattr(x, "columns"):  # a DataFrame of features
             x = x.to_numpy()
         listed = hasattr(x, "__len__") and hasattr(x, "__iter__") and not isinstance(x, str | bytes)

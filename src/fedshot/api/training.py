@@ -136,9 +136,8 @@ def train(
         with log_shown() if progress else nullcontext():
             prepared = PreparedRun(chosen, data_dir)
         if anew:
-            run_folder.clear(folder)
-            notify(f"{folder} had trained no round, and begins anew")
-        experiment = Experiment(prepared, folder)
+            notify(f"{folder} had trained no round, and starts over")
+        experiment = Experiment(prepared, folder, anew=anew)
         completed(
             experiment,
             shown(experiment, every=_EVERY) if progress else experiment.run(),
@@ -190,6 +189,7 @@ def completed(
         notify: called with messages for the user.
     """
     with experiment.alone() as lock:  # checked first: trackers need not hear of it
+        experiment.discard()
         if not lock.held:
             notify(
                 f"the file system of {experiment.folder} has no locks: make sure that no other "

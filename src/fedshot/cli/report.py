@@ -33,10 +33,9 @@ def status(options: argparse.Namespace) -> int:
     """Print the progress of runs."""
     below = {folder: list(reports.runs_below(folder)) for folder in options.folders}
     all_of = [reports.Status.of(run) for run in dict.fromkeys(chain(*below.values()))]
-    if options.json:
-        say(json.dumps([asdict(one) for one in all_of]))
-    elif all_of:
-        say(reports.as_table(all_of))
+    if all_of:
+        text = json.dumps([asdict(one) for one in all_of])
+        say(text if options.json else reports.as_table(all_of))
     if empty := [str(folder) for folder, runs in below.items() if not runs]:
         raise ConfigError(
             f"there is no run in {joined(empty)}. Name the folder of a run, or one that holds runs."

@@ -48,9 +48,8 @@ def run(options: argparse.Namespace) -> int:
     options.run_folder = folder
     prepared = PreparedRun(chosen, options.data_dir)
     if anew:
-        run_folder.clear(folder)
-        tell(f"{folder} had trained no round, and begins anew")
-    experiment = Experiment(prepared, folder)
+        tell(f"{folder} had trained no round, and starts over")
+    experiment = Experiment(prepared, folder, anew=anew)
     if options.resume and not options.quiet:
         rounds = f"continues after round {experiment.round}" if experiment.begun else "is a new run"
         tell(f"{folder} {rounds}")

@@ -115,7 +115,12 @@ class Dataset:
             )
         named = len(self.user_names)
         if named and (self.users is None or self.users.max() >= named):
-            raise DataError(f"{self.name}: {named} user names are too few for the users' numbers")
+            raise DataError(
+                f"{self.name}: there are {named} user names; expected one for each user number"
+            )
+        twice = first_twice(self.user_names)
+        if twice is not None:
+            raise DataError(f"{self.name}: user name {twice!r} occurs twice; names must differ")
         if self.standard is not None:
             self.standard.check(self)
 

@@ -22,7 +22,7 @@ _CLIENTS = (2, 5, 10, 20, 30)  # numbers of clients compared in the last picture
 
 
 def facts(federated: FederatedDataset) -> list[str]:
-    """Describe the data, the split and the partition, one line each, without names of users."""
+    """Describe the data, the split and the partition, one line each."""
     data, sizes = federated.dataset, federated.client_split.train.sizes
     noun = _NOUNS[data.kind]
     shapes = {

@@ -56,12 +56,17 @@ def _faults_of(run: Run) -> dict[str, Any]:
     named = [f"client {client} in {n:,}" for client, n in by_client.most_common(_CLIENTS)]
     if others := len(by_client) - len(named):
         named.append(count(others, "other client"))
+    facts = [
+        f"{count(len(replies), 'lost or rejected reply', 'lost or rejected replies')} in "
+        f"{count(len({row[0] for row in replies}), 'round')}"
+        f"{f': {joined(named)}' if named else ''}",
+        f"{count(len(skipped), 'round')} skipped",
+    ]
+    facts = facts if replies or skipped else []
+    facts += [f"training stopped in round {round:,}" for round, *_ in ends]
     return {
         "label": run.label,
-        "summary": f"{count(len(replies), 'lost or rejected reply', 'lost or rejected replies')}"
-        f" in {count(len({row[0] for row in replies}), 'round')}"
-        f"{f': {joined(named)}' if named else ''}; {count(len(skipped), 'round')} skipped"
-        f"{f'; training stopped in round {ends[0][0]:,}' if ends else ''}",
+        "summary": "; ".join(facts),
         "rows": rows[:_FAULTS],
         "more": f"{len(rows) - _FAULTS:,}" if len(rows) > _FAULTS else "",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os.path
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypeAlias
 
@@ -18,12 +19,22 @@ from fedshot.core.errors import CheckpointError, as_path
 from fedshot.core.records import Whole
 from fedshot.core.text import distinct, joined, printable, typed
 from fedshot.fleets.meter import LedgerLine
+from fedshot.methods.registry import METHODS
 from fedshot.runs import dataset_info, run_folder
 from fedshot.runs.recorder import ENVIRONMENT, Recorder, Round, Stop, changed, read_environment
 from fedshot.runs.test_protocol import ResultJson, TestProtocol
 
-_CONDITIONS = ("partition", "episode", "model", "attack", "aggregate", "privacy", "compress")
-_BUDGET = ("rounds", "cohort")  # of the section `run`
+_CONDITIONS = (
+    "split",
+    "partition",
+    "episode",
+    "model",
+    "attack",
+    "aggregate",
+    "privacy",
+    "compress",
+)
+_RUN = ("rounds", "cohort", "unreliable", "clock")  # of the section `run`
 _LEDGER = ("phase", "work", "direction", "part", "bytes", "messages")
 
 
@@ -105,7 +116,7 @@ class Run:
             result=result,
             environment=read_environment(folder),
             ledger=_ledger(folder / "ledger.json", result),
-            stopped=_stopped(folder / run_folder.STOPPED),
+            stopped=None if result else _stopped(folder / run_folder.STOPPED),
         )
 
     @property
@@ -151,7 +162,7 @@ class Run:
             return str(self.settings.get("data", {}).get("name", "")), ""
         return info["name"], info["digest"]
 
-    @property
+    @cached_property
     def client_names(self) -> list[str]:
         """The names of the clients by number; empty if the data do not name them."""
         info = dataset_info.stored(self.folder)
@@ -184,8 +195,15 @@ class Run:
     def conditions(self) -> dict[str, Any]:
         """Settings besides the method's that a fair comparison keeps alike, by key path."""
         kept = {name: self.settings[name] for name in _CONDITIONS if self.settings.get(name)}
-        budget = {f"run.{name}": at(self.settings, f"run.{name}") for name in _BUDGET}
-        return {**dict(flat(kept)), **budget}
+        method = METHODS.get(at(self.settings, "method.name"))
+        if method is not None and not method.trains_on_episodes:
+            kept.pop("episode", None)
+        run = {name: at(self.settings, f"run.{name}") for name in _RUN}
+        if run["cohort"] == at(self.settings, "partition.clients"):
+            run["cohort"] = None  # all of them
+        found = dict(flat({**kept, "run": run}))
+        found.pop("model.encoder.cache", None)
+        return found
 
     @property
     def begun_with(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedshot.config.options import shown as as_yaml
 from fedshot.core.text import count, joined, megabytes, percent, printable, seconds
 from fedshot.reports.significance import ComparisonRow, against_baseline
 
@@ -129,9 +130,14 @@ def _unlike(row: ComparisonRow, first: ComparisonRow) -> str:
         for key in {**theirs, **mine}
         if key.endswith(".name") or (key in mine and key in theirs)
     ]
-    shown = [printable(f"{key} {own} (not {other})") for key, own, other in found if own != other]
+    differ = [(key, *map(_written, values)) for key, *values in found if values[0] != values[1]]
+    shown = [printable(f"{key} {own} (not {other})") for key, own, other in differ]
     more = f" and {count(len(shown) - _UNLIKE, 'other setting')}" if len(shown) > _UNLIKE else ""
     return f"{joined(shown[:_UNLIKE])}{more}"
+
+
+def _written(value: object) -> str:
+    return value if isinstance(value, str) else as_yaml(value)
 
 
 def caption(rows: Sequence[ComparisonRow]) -> str:
@@ -168,7 +174,8 @@ def _values(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> dict[str, obje
         "baseline": found.other.label,
         **{name: getattr(found, name) for name in ("difference", "interval", "paired", "outcome")},
     }
-    return {"label": row.label, "baseline": row.baseline, **values, "against_baseline": against}
+    more = {"remark": remark(row, rows), "against_baseline": against}
+    return {"label": row.label, "baseline": row.baseline, **values, **more}
 
 
 def comparison_values(rows: Sequence[ComparisonRow]) -> dict[str, Any] | None:

@@ -150,11 +150,15 @@ class DatasetInfo:
 
         Raises ConfigError if no client that takes part has it.
         """
-        if isinstance(client, str):
-            named = client in self.client_names
-            number = self.client_names.index(client) if named else natural(client)
-        else:
-            number = client
+        number = natural(client) if isinstance(client, str) else client
+        if isinstance(client, str) and client in self.client_names:
+            named = self.client_names.index(client)
+            if number in self.clients and number != named:
+                raise ConfigError(
+                    f"client is {client!r}, the name of client {named} and the number of another. "
+                    f"Name it by its number, {named}, in Python: client={named}."
+                )
+            number = named
         if number is None or number not in self.clients:
             known = [named_client(c, self.client_names) for c in self.clients[:8]]
             more = ", ..." if len(self.clients) > len(known) else ""
@@ -231,4 +235,6 @@ def stored(folder: Path) -> DatasetJson | None:
     if not path.exists():
         return None
     info: DatasetJson = records.read(path, DatasetJson, _FIX)
+    if len(info.get("client_names", ())) not in (0, info["dealt"]):
+        raise CheckpointError(f"{path} is damaged: a client has no name. {_FIX}.")
     return info

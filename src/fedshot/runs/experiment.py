@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,10 +22,17 @@ from fedshot.config.registry import difference, is_diagnostic, plugins_in
 from fedshot.config.schema import RunOptions, not_honest
 from fedshot.core import tree
 from fedshot.core.devices import described
-from fedshot.core.errors import CheckpointError, FedshotError, QuorumError, as_path, check_kind
+from fedshot.core.errors import (
+    BusyError,
+    CheckpointError,
+    FedshotError,
+    QuorumError,
+    as_path,
+    check_kind,
+)
 from fedshot.core.locks import Lock
 from fedshot.core.machine import keep_freed_memory
-from fedshot.core.text import count, joined
+from fedshot.core.text import count, joined, named_client
 from fedshot.core.tree import Tree
 from fedshot.evaluation.backdoor_test import TriggeredEpisodes, success_rate
 from fedshot.evaluation.episodic_test import EpisodicTest, Score, ValidationResult, score
@@ -77,6 +84,7 @@ class Experiment:
         around: takes the fleet whose replies are counted and decoded, and returns the one to use.
         keep_validated: keep the checkpoints of all validated rounds, not only of the chosen and
             the last round.
+        anew: start over in place of the folder's run, which has trained no round: see `discard`.
 
     Raises:
         CheckpointError: the folder holds a run with another configuration or other data, a damaged
@@ -91,6 +99,7 @@ class Experiment:
         *,
         around: Callable[[Fleet], Fleet] = lambda fleet: fleet,
         keep_validated: bool = False,
+        anew: bool = False,
     ) -> None:
         check_kind(
             "prepared", prepared, PreparedRun, "Make one with PreparedRun(Config.of(settings))."
@@ -147,10 +156,15 @@ class Experiment:
         self._private = self._in_flight = ""
         self._lock: Lock | None = None
         self._last_end: float | None = None  # of the previous round, by the monotonic clock
-        self.begun = bool(self.checkpoints.rounds())  # has a checkpoint to continue from
+        self._anew = anew
+        self.begun = not anew and bool(
+            self.checkpoints.rounds()
+        )  # has a checkpoint to continue from
         if self.begun:
             self._read()
-        elif trained := max((r["round"] for r in self.recorder.records()), default=0):
+        elif not anew and (
+            trained := max((r["round"] for r in self.recorder.records()), default=0)
+        ):
             raise self._lost(f", and records of {count(trained, 'round')}")
 
     def run(self) -> Iterator[Record]:
@@ -171,32 +185,35 @@ class Experiment:
             self._begin()
             self._last_end = None
             if not self.begun:
-                with self.config.run.arithmetic():
-                    first = self._close(Record(0), 0.0)
-                yield first
+                yield self._recorded(lambda: self._close(Record(0), 0.0))
             while self.round < self.config.run.rounds:
                 self.round += 1
-                try:
-                    with self.config.run.arithmetic():
-                        record = self._one_round()
-                except FedshotError as error:
-                    self._note_stop(error)
-                    raise
-                yield record
+                yield self._recorded(self._one_round)
 
-    def _note_stop(self, error: FedshotError) -> None:
-        if self._lock is not None:
-            self._lock.check()
-        stop: Stop = {
-            "round": self.round,
-            "reason": str(error).removeprefix(f"round {self.round}: "),
-        }
-        self.recorder.write(run_folder.STOPPED, stop, sync=False)
+    def _recorded(self, one_round: Callable[[], Record]) -> Record:
+        """Run a round; if an error ends it, write the error to stopped.json."""
+        try:
+            with self.config.run.arithmetic():
+                return one_round()
+        except (FedshotError, OSError, MemoryError) as error:
+            reason = str(error).removeprefix(f"round {self.round}: ") or type(error).__name__
+            stop: Stop = {"round": self.round, "reason": reason}
+            with suppress(OSError, BusyError):  # of a full disk, or a folder that is gone
+                if self._lock is not None:
+                    self._lock.check()
+                self.recorder.write(run_folder.STOPPED, stop, sync=False)
+            raise
 
     @property
     def spent(self) -> dict[str, Any]:
         """The entry "privacy" of result.json so far: level, epsilon, etc.; {} without privacy."""
         return self._ledger.spent(self.round)
+
+    def discard(self) -> None:
+        """Delete the run that this one replaces, if any; the caller holds the folder's lock."""
+        if self._anew:
+            run_folder.clear(self.folder)
+        self._anew = False
 
     def alone(self) -> AbstractContextManager[Lock]:
         """Lock the run's folder, so that only this process trains in it: see `run_folder.alone`."""
@@ -206,7 +223,10 @@ class Experiment:
         """Return messages for the user before a run starts or resumes."""
         found = self.prepared.notices()
         if self.liars is not None:
-            named = joined([f"client {one}" for one in sorted(self.liars.clients)])
+            named = joined([
+                f"client {named_client(one, self.prepared.client_names)}"
+                for one in sorted(self.liars.clients)
+            ])  # fmt: skip
             found.append(
                 f"attack.name is {self.config.settings['attack']['name']!r}; dishonest from round "
                 f"{self.liars.attack.from_round} on: {named or 'no client'}"

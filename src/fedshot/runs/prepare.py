@@ -223,8 +223,9 @@ class FederatedDataset:
                 f"of the split: {some_names(self.dataset.class_names, unused.tolist())}"
             )
         spec, dealt = self.config.training_episode, self.client_split.train
-        if spec is not None and not isinstance(self.config.partition, Resampled):
-            trained = dealt.classes_of_any(self.dataset, spec.min_images)
+        resampled = isinstance(self.config.partition, Resampled)
+        if spec is not None and len(self.rows.base) and not resampled:
+            trained = dealt.classes_of_any(self.dataset, spec.min_images, self.clients)
             lost = np.setdiff1d(self.base_classes, trained).tolist()
             if lost:
                 found.append(
@@ -232,10 +233,13 @@ class FederatedDataset:
                     f"training episode, which needs {spec.min_images} examples of a class at one "
                     f"client: {some_names(self.dataset.class_names, lost)}"
                 )
-        if self.dataset.users is not None and not isinstance(self.config.partition, Users):
+        users, partition = self.dataset.users, type(self.config.partition)
+        ignores = partition is not Users and partition.__module__.startswith("fedshot.")
+        if users is not None and users.min() < users.max() and ignores:
             found.append(
-                f"{self.dataset.name}: partition {self.config.settings['partition']['name']!r} "
-                "ignores the users; set partition.name to 'users' to make each of them a client"
+                f"{self.dataset.name}: partition "
+                f"{self.config.settings['partition']['name']!r} ignores the users; set "
+                "partition.name to 'users' to make each of them a client"
             )
         if self.left_out:
             found.append(f"left out: {self._first(self.left_out)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +11,11 @@ from fedshot.config.load import Config, load
 from fedshot.config.registry import expand_names
 from fedshot.config.settings import Settings, at, merged
 from fedshot.core.devices import devices_of
-from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.core.errors import BusyError, CheckpointError, ConfigError
 from fedshot.core.locks import Lock, only_one, taken
 from fedshot.core.records import COPY
 from fedshot.runs.checkpoint import Checkpoints
-from fedshot.runs.recorder import ENVIRONMENT, Recorder
+from fedshot.runs.recorder import ENVIRONMENT, RECORDS, Recorder
 
 CONFIG = "config.yaml"
 RESULT = "result.json"
@@ -22,7 +23,8 @@ STOPPED = "stopped.json"
 """The file that says why training stopped."""
 NODES = "flower.json"
 """The file about a run's nodes, if its clients are on the nodes of a Flower deployment."""
-_LOCK = ".lock"
+_LOCK, _DATA = ".lock", "data.json"
+_OF_OTHERS = ("calibration.json", "wandb.json", "mlflow.json")  # refer to the run's models
 
 
 def checkpoints(folder: Path) -> Checkpoints:
@@ -41,24 +43,29 @@ def untrained(folder: Path) -> bool:
     False if a process trains in it, if the file system has no locks to tell, if the run has a
     result, or if its clients are on Flower nodes.
     """
-    if (
-        any((folder / name).exists() for name in (RESULT, NODES))
-        or in_training(folder) is not False
-    ):
+    return in_training(folder) is False and _is_untrained(folder)
+
+
+def _is_untrained(folder: Path) -> bool:
+    rounds = checkpoints(folder).rounds()
+    has_begun = bool(rounds) or (folder / _DATA).exists()  # not just a configuration by hand
+    if any(rounds) or not has_begun or any((folder / name).exists() for name in (RESULT, NODES)):
         return False
-    rounds = [*checkpoints(folder).rounds(), *(r["round"] for r in Recorder(folder).records())]
-    return begun(folder) and not any(rounds)
+    return not any(record["round"] for record in Recorder(folder).records())
 
 
 def clear(folder: Path) -> None:
-    """Delete the files of a run that has trained no round, so that another can begin there.
+    """Delete what a run that trained no round leaves and a new run does not replace.
 
-    Raises BusyError if another process has begun to train in the folder.
+    The caller holds the lock of the folder. Raises BusyError if a round was trained there since
+    `untrained` returned True.
     """
-    with alone(folder):
-        checkpoints(folder).prune(())
-        for name in (ENVIRONMENT, CONFIG):
-            (folder / name).unlink(missing_ok=True)
+    if not _is_untrained(folder):
+        raise BusyError(f"another process has trained in {folder} meanwhile. Choose another name.")
+    checkpoints(folder).prune(())
+    for name in (RECORDS, ENVIRONMENT, *_OF_OTHERS):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
 
 
 def check(folder: Path) -> None:

@@ -63,7 +63,7 @@ def card_text(
     run: TrainedRun,
     encoders: Sequence[str],
     files: Sequence[str],
-    client: int | str | None,
+    client: int | None,
     licence: str | None,
 ) -> str:
     """Return the model card as Markdown.
@@ -98,7 +98,7 @@ def card_text(
         f"- `{run.method.name}`, options {_options(settings['method'])}.",
         f"- Backbone {_options(settings['model']['backbone'])}; round {run.round} of "
         f"{run.trained_rounds} trained, seed {settings['seed']}"
-        + (f"; the encoder of client {code(client)}" if client is not None else "")
+        + (f"; the encoder of client {client}" if client is not None else "")
         + ".",
         f"- Batch norm at test: {run.model.norm_policy}.",
         *_encoder(settings["model"]),

@@ -29,7 +29,7 @@ from fedshot.use.trained import TrainedRun
 _NOT_MODELS = frozenset({"alpha", "pool", "outer", "optimizer", "bank", "moments"})
 
 
-def encoder_of(run: TrainedRun, client: int | str | None = None) -> tuple[Tree, Tree]:
+def encoder_of(run: TrainedRun, client: int | None = None) -> tuple[Tree, Tree]:
     """Return (parameters of the backbone, running statistics) of the chosen round.
 
     If each client has its own encoder, `client` selects one. Raises ConfigError if there is no
@@ -37,9 +37,8 @@ def encoder_of(run: TrainedRun, client: int | str | None = None) -> tuple[Tree, 
     """
     states: list[Tree] = [] if run.banked else [run.server]
     if client is not None:
-        number = run.client_number(client)
         # A client that uploads a model predicts with it; its private state may hold an older model.
-        states = [run.remembered(number), run.private(number), *states]
+        states = [run.remembered(client), run.private(client), *states]
     for state in states:
         found = _find(run.model, state)
         if found is not None:

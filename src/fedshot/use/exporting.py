@@ -80,7 +80,8 @@ def export(
     check_kind("run", run, TrainedRun, "Open one with TrainedRun(folder).")
     check_word("to", to, FILES)
     folder = as_path("folder", folder)
-    body, stats = encoder_of(run, client)
+    number = None if client is None else run.client_number(client)
+    body, stats = encoder_of(run, number)
     weights = tree.digest({"body": body, "stats": stats})
     if run.config.model.encoder is not None:
         weights += f" {run.config.model.encoder.digest}"
@@ -104,7 +105,7 @@ def export(
         )
     encoders = [file for file in FILES.values() if file in files or (folder / file).exists()]
     others = [file for file in encoders if file not in files]
-    files["README.md"] = card_text(run, encoders, [*files, *others], client, licence).encode()
+    files["README.md"] = card_text(run, encoders, [*files, *others], number, licence).encode()
     for name, content in files.items():
         storage.write_bytes(folder / name, content, sync=False)
     return [folder / name for name in files]

@@ -21,7 +21,7 @@ from fedshot.core import tree
 from fedshot.core.devices import CPU
 from fedshot.core.errors import CheckpointError, ConfigError, DataError, as_path
 from fedshot.core.seeds import Key
-from fedshot.core.text import typed
+from fedshot.core.text import named_client, typed
 from fedshot.core.tree import Tree
 from fedshot.data.dataset import Features
 from fedshot.data.encoders.encoded import features_of
@@ -158,7 +158,8 @@ class TrainedRun:
         predictions = self.evaluate(eval_episodes, client)
         by_client = any(p.client is not None for p in predictions)
         if client is None and by_client:
-            first = ", ".join(map(str, self.dataset_info.clients[:3]))
+            info = self.dataset_info
+            first = ", ".join(named_client(c, info.client_names) for c in info.clients[:3])
             raise ConfigError(
                 f"{self.method.name} predicts with the models of its clients. Set client to one "
                 f"of {first}, ..."

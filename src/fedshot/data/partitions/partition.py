@@ -77,9 +77,10 @@ class Partition:
         owners = self._able(dataset, needed) // dataset.n_classes
         return np.bincount(owners, minlength=len(self)).astype(np.int64, copy=False)
 
-    def classes_of_any(self, dataset: Dataset, needed: int) -> Ints:
-        """Return the sorted classes of which some client has at least `needed` usable images."""
-        return np.unique(self._able(dataset, needed) % dataset.n_classes)
+    def classes_of_any(self, dataset: Dataset, needed: int, clients: Sequence[int]) -> Ints:
+        """Return the classes of which one of `clients` has at least `needed` usable images."""
+        owners, classes = np.divmod(self._able(dataset, needed), dataset.n_classes)
+        return np.unique(classes[np.isin(owners, clients)])
 
     def _able(self, dataset: Dataset, needed: int) -> Ints:
         """Return client * classes + class of each pair with at least `needed` usable images."""
