@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from fedshot.config.load import Config
@@ -52,6 +53,17 @@ def setting(*changes: dict[str, Any]) -> PreparedRun:
     return PreparedRun(Config.of(merged(BASE, *changes)))
 
 
+@contextmanager
+def _program_of_tests() -> Iterator[None]:
+    """Start nodes with the method of the tests; elsewhere tests look at the usual program."""
+    from fedshot.deploy.flower import local
+
+    with pytest.MonkeyPatch.context() as patch:
+        program = [sys.executable, str(Path(registered_method.__file__))]
+        patch.setattr(local, "PROGRAM", program)
+        yield
+
+
 class LocalFederation:
     """A folder with a federation that was prepared and started as `up` does it.
 
@@ -67,11 +79,11 @@ class LocalFederation:
     def __enter__(self) -> LocalFederation:
         from fedshot.deploy.flower import local
 
-        local.PROGRAM = [sys.executable, str(Path(registered_method.__file__))]
-        local.prepare(self.folder, setting(*self.changes), self.nodes)
-        self.home, self.children = self._stack.enter_context(
-            local.federation(self.folder, self.nodes, self.said.append, env=ENVIRONMENT)
-        )
+        with _program_of_tests():
+            local.prepare(self.folder, setting(*self.changes), self.nodes)
+            self.home, self.children = self._stack.enter_context(
+                local.federation(self.folder, self.nodes, self.said.append, env=ENVIRONMENT)
+            )
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -103,7 +115,8 @@ class LocalFederation:
         """Start a node again."""
         from fedshot.deploy.flower import local
 
-        words = local.node_command(self.folder, i, self.address())
+        with _program_of_tests():
+            words = local.node_command(self.folder, i, self.address())
         log = self.folder / "logs" / f"node-{i}.log"
         self.children.start(f"node-{i}", words, log, ENVIRONMENT)
 
