@@ -51,7 +51,10 @@ def test_a_start_is_tested_after_another_number_of_rounds(
         found.append(told(capsys))
     assert found[0] == found[1]
     assert {one["result"]["tasks"] for one in found} == {found[0]["result"]["tasks"]}
-    for text, message in (("-1", "the number of rounds is -1"), ("x", "--rounds is")):
+    for text, message in (
+        ("-1", "--rounds is -1; expected a whole number of at least 0"),
+        ("x", "--rounds is"),
+    ):
         assert main(["evaluate", folder, "--rounds", text]) == 2
         assert message in capsys.readouterr().err
 

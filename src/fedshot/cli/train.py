@@ -24,6 +24,7 @@ from fedshot.config.settings import Settings
 from fedshot.config.validation import value_of
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError
+from fedshot.core.ranges import AtLeast0
 from fedshot.core.text import long_names, named_client, typed
 from fedshot.evaluation.episodic_test import Score, far_below
 from fedshot.protocol.method import TEST_ROUNDS
@@ -170,7 +171,7 @@ def _for_rounds(method: Any, text: str) -> Any:
             f"--rounds is {text}, but {method.name} does not train during the test. Leave it out."
         )
     value = trees.parse(text, origin="the value of --rounds")
-    return replace(method, **{TEST_ROUNDS: value_of("--rounds", int, value)})
+    return replace(method, **{TEST_ROUNDS: value_of("--rounds", AtLeast0, value)})
 
 
 def chosen_config(options: argparse.Namespace) -> Config:
