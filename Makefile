@@ -23,8 +23,9 @@ test-exhaustive: $(STAMP)
 # Real processes on loopback, and in network namespaces if root runs it; then the tests without
 # processes that need the extra, too.
 test-flower: .venv/.flower
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m flower
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not flower" tests/deploy
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m flower tests/deploy/processes tests/config/test_plugins.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not flower" tests/deploy \
+	  tests/system/test_user_method.py tests/system/test_simulated_time.py
 
 # The lowest versions that pyproject.toml allows, all at once, in an environment of their own, torch
 # excepted, of which a second build is gigabytes: that, pytest and the rest are the main one's.

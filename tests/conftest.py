@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -67,24 +70,54 @@ def no_waiting_for_disks() -> Iterator[None]:
         yield
 
 
+def _kernels(folder: Path) -> Path:
+    """Return the folder of C kernels in a cache folder."""
+    return folder / f"kernels-{os.geteuid()}"
+
+
+def _copy_kernels(source: Path, target: Path) -> None:
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for library in source.glob("*.so"):
+        if not (target / library.name).exists():
+            partial = target / f"{library.name}.{os.getpid()}"  # another worker may copy it, too
+            shutil.copy2(library, partial)
+            partial.replace(target / library.name)
+
+
 @pytest.fixture(autouse=True, scope="session")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Tests leave nothing in a person's cache, and find nothing there.
 
-    The workers of a session share one, in which one of them builds the C kernels for all.
+    The workers of a session share one, in which one of them builds the C kernels for all. A virtual
+    environment keeps these for the next session.
     """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
-    folder.mkdir(exist_ok=True)
+    kept = Path(sys.prefix, ".kernels")
+    _copy_kernels(kept, _kernels(folder))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSHOT_CACHE", str(folder))
         # A notice that compiling takes long would be output that some test does not expect.
         patch.setattr("fedshot.core.kernel_build._SLOW", 3600.0)
-        yield
+        yield folder
+    if sys.prefix != sys.base_prefix:
+        _copy_kernels(_kernels(folder), kept)
+
+
+@pytest.fixture
+def empty_cache(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, empty but for the C kernels."""
+    from fedshot.core import kernel_build
+
+    kernel_build.library()
+    folder = tmp_path / "cache"
+    _copy_kernels(_kernels(own_cache), _kernels(folder))
+    monkeypatch.setenv("FEDSHOT_CACHE", str(folder))
+    return folder
 
 
 @pytest.fixture(scope="session")
-def kernels(own_cache: None) -> None:
+def kernels(own_cache: Path) -> None:
     """The C kernels, built; the test is skipped where there is no compiler."""
     from fedshot.core import kernel_build
 

@@ -34,7 +34,7 @@ EVERYONE = range(6)
 VICTIMS = {0: (), 1: (3,), 2: (1, 4)}  # `needed` of 6 clients are 4
 WORK = "the work"
 QUICK = ("fedncm", WORK, 2)
-LOSING = ("fl_proto", "fedfsl_mi", "f2l", "frl", "fedncm", "fedcgs", "fed3r")
+LOSING = ("fl_proto", "fedfsl_mi", "f2l", "frl", "fedncm")
 
 
 def losing(stage: str, victims: tuple[int, ...]) -> Callable[[Fleet], Fleet]:

@@ -19,13 +19,10 @@ from fedshot.runs.prepare import PreparedRun, read_data
 
 from .test_packing import ALL, config, pictures
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
 FEATURES = {"model": {"backbone": {"name": "mlp", "hidden": []}}, "method": {"name": "fedncm"}}
 TESTED = ("crow", "jay", "owl", "rook")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSHOT_CACHE", str(tmp_path / "cache"))
 
 
 def encoder(seed: int = 0) -> ModuleEncoder:

@@ -25,6 +25,7 @@ from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
+from covering import CHARACTERS
 from fedshot.core.errors import ServerGoneError
 from fedshot.core.serialised import Limits
 from fedshot.deploy.flower import messaging, wire
@@ -189,9 +190,10 @@ def test_what_is_no_reply_is_lost_in_words_and_the_others_are_heard(
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(CHARACTERS, max_size=5),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(CHARACTERS, max_size=5), inner, max_size=3)
     ),
     max_leaves=5,
 )

@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from covering import CHARACTERS
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.serialised import LIMITS
@@ -372,7 +373,7 @@ def test_what_a_node_says_of_a_client_is_a_reply_or_a_fault_in_few_words(
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(CHARACTERS, max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(["0", "1", "fault", "weight", "é"]), inner, max_size=3)

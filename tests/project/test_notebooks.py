@@ -43,7 +43,7 @@ def test_a_notebook_is_committed_without_outputs_and_in_plain_words(path: Path) 
 
 
 def shortened(path: Path, folder: Path) -> Path:
-    """Copy a notebook with fewer rounds, steps and episodes; `make docs` runs it as it stands."""
+    """Copy a notebook with fewer rounds, steps and episodes."""
     notebook = nbformat.read(path, as_version=4)
     cuts = ((r'("rounds": )\d+', "2"), (r'("local_steps": )\d+', "1"), (r'(episodes": )\d+', "20"))
     for cell in notebook.cells:
@@ -56,18 +56,18 @@ def shortened(path: Path, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@each_notebook
 def test_a_notebook_runs_and_becomes_a_page(
-    path: Path, render: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    render: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """One of them: `make docs` runs all as they stand."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    path = shortened(path, tmp_path)
+    path = shortened(FOLDER / "own_pictures.ipynb", tmp_path)
     text, pictures = render.markdown(render.executed(path, timeout=900), path.stem)
     assert text.startswith("# ")
     assert text.count("\n```python\n") == sum(
         cell.cell_type == "code" for cell in nbformat.read(path, as_version=4).cells
     )
-    assert "RunResult: " in text or "Paired over the same" in text or "pictures are right" in text
+    assert "pictures are right" in text
     assert all(
         f"]({name})" in text and data.startswith(b"\x89PNG") for name, data in pictures.items()
     )

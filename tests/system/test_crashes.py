@@ -93,7 +93,7 @@ def test_a_crash_at_any_disk_operation_changes_nothing(
         folder = tmp_path / "cut"
         shutil.rmtree(folder, ignore_errors=True)
         with monkeypatch.context() as patch:
-            plant(patch, Fuse(3 * crashes))
+            plant(patch, Fuse(7 * crashes))
             try:
                 finished(folder, short)
                 break  # the fuse was longer than the run
@@ -143,7 +143,7 @@ def kill_and_resume(folder: Path, config: Path, kills: int, rng: random.Random) 
 
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
-    kills = 8
+    kills = 4
     settings = merged(LONGER, {"run": {"rounds": 12 * kills}})
     finished(tmp_path / "whole", settings)
     config = tmp_path / "small.yaml"

@@ -130,7 +130,7 @@ def outcome(run: Path, name: str, command: str, seed: int, place: Path) -> int:
 
 # Of every file two or one.
 COUNTS = dict.fromkeys(("status", "compare", "report", "export", "resume", "evaluate"), 7)
-SLOW = {"status": 400, "compare": 400, "report": 192, "export": 112, "resume": 80, "evaluate": 80}
+SLOW = {"status": 200, "compare": 200, "report": 96, "export": 56, "resume": 40, "evaluate": 40}
 
 
 @pytest.mark.timeout(1800)

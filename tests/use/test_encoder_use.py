@@ -21,6 +21,8 @@ from fedshot.use.trained import TrainedRun
 
 from .image_folders import check_predictions, support_and_query
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
 TRAINED = SMALL | {"model": {"backbone": {"name": "mlp", "hidden": [8]}}, "method": "fl_proto"}
 NET = """\
 import torch
@@ -29,11 +31,6 @@ def make(width):
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, width))
 """
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSHOT_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.mark.slow

@@ -24,6 +24,8 @@ from fedshot.data.sources.digits import Digits
 from fedshot.runs.prepare import FederatedDataset
 from fedshot.use.trained import TrainedRun
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
 SMALL: dict[str, Any] = {
     "data": "digits",
     "split": {"base": "0-4", "validation": [5, 6], "novel": [7, 8, 9]},
@@ -70,12 +72,6 @@ class Wrong(nn.Module):
         return self.give(x)
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FEDSHOT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def load(module: nn.Module, **options: Any) -> Any:
     return ModuleEncoder(**options).hold(module).load("images", "cpu")
 
@@ -91,12 +87,12 @@ def test_the_hash_covers_buffers_that_are_not_saved() -> None:
     assert hash_weights(made[0]) == sha.hexdigest()
 
 
-def test_features_are_the_same_bits_with_and_without_a_cache(cache: Path) -> None:
+def test_features_are_the_same_bits_with_and_without_a_cache(empty_cache: Path) -> None:
     digits = Digits().load(None)
     without = encoded(digits, load(conv4(), cache=False))
-    assert not list(cache.glob("*-features-*"))
+    assert not list(empty_cache.glob("*-features-*"))
     written, read = (encoded(digits, load(conv4())) for _ in range(2))
-    assert len(list(cache.glob("digits-features-*"))) == 1
+    assert len(list(empty_cache.glob("digits-features-*"))) == 1
     assert (without.kind, without.shape, without.x.dtype) == ("features", (8,), np.float32)
     np.testing.assert_array_equal(without.x, written.x)
     np.testing.assert_array_equal(without.x, read.x)
@@ -107,20 +103,20 @@ def test_features_are_the_same_bits_with_and_without_a_cache(cache: Path) -> Non
     torch.testing.assert_close(torch.from_numpy(without.x), whole, rtol=1e-4, atol=1e-6)
 
 
-def test_a_damaged_or_foreign_entry_is_computed_again(cache: Path) -> None:
+def test_a_damaged_or_foreign_entry_is_computed_again(empty_cache: Path) -> None:
     digits = Digits().load(None)
     first = np.array(encoded(digits, load(conv4())).x)
-    (entry,) = cache.glob("digits-features-*")
+    (entry,) = empty_cache.glob("digits-features-*")
     (entry / "features.npy").write_bytes((entry / "features.npy").read_bytes()[:-4] + b"\1\1\1\1")
     np.testing.assert_array_equal(encoded(digits, load(conv4())).x, first)
     encoded(digits, load(conv4(seed=1)))
-    assert len(list(cache.glob("digits-features-*"))) == 2
+    assert len(list(empty_cache.glob("digits-features-*"))) == 2
 
 
-def test_an_entry_has_a_plain_name_in_the_cache_folder(cache: Path) -> None:
+def test_an_entry_has_a_plain_name_in_the_cache_folder(empty_cache: Path) -> None:
     named = replace(Digits().load(None), name="../a b/c")
     encoded(named, load(conv4()))
-    assert [entry.name[:15] for entry in cache.glob("*-features-*")] == [".._a_b_c-featur"]
+    assert [entry.name[:15] for entry in empty_cache.glob("*-features-*")] == [".._a_b_c-featur"]
 
 
 def test_the_number_of_threads_does_not_change_features(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +128,7 @@ def test_the_number_of_threads_does_not_change_features(monkeypatch: pytest.Monk
 
 
 def test_a_long_computation_shows_its_progress(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("fedshot.data.encoders.encoded._EVERY", 0.0)
     digits = Digits().load(None)

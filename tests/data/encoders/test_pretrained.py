@@ -26,6 +26,8 @@ from fedshot.data.sources.digits import Digits
 
 from .test_module import SMALL, WORDS
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
 TEXTS = tuple(f"{word} and {WORDS[i % 7]} {i}" for word in WORDS for i in range(8))
 LABELS = np.repeat(np.arange(len(WORDS)), 8)
 
@@ -33,11 +35,6 @@ LABELS = np.repeat(np.arange(len(WORDS)), 8)
 def needed(module: str) -> Any:
     """Import a module of an extra. It takes a second, so it is not imported at collection."""
     return pytest.importorskip(module, reason="the extra `encoders` is not installed")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSHOT_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")

@@ -129,11 +129,11 @@ def test_attributes_for_all_members_of_a_tar_are_not_kept_for_each(tmp_path: Pat
     members = [
         record(tarfile.XGLTYPE, every.replace(b"aa", f"{i}".encode()))
         + head(tarfile.REGTYPE, 0, f"{i}.png")
-        for i in range(10, 99)
+        for i in range(10, 25)
     ]
     path.write_bytes(gzip.compress(b"".join(members) + bytes(1024), 1))
     with memory_below(1_500_000), opened(path) as archive:
-        assert len(archive.names) == 89
+        assert len(archive.names) == 15
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,9 @@ from fedshot.data.sources.cifar import CIFAR10, Cifar10, Cifar100
 from fedshot.data.sources.splits.published import packaged
 from traced_memory import memory_below
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
 FINE = tuple(packaged("cifar100")["classes"])
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch) -> None:
-    monkeypatch.setenv("FEDSHOT_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 def image(c: int, i: int) -> np.ndarray:

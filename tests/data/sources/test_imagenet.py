@@ -19,14 +19,11 @@ from fedshot.data.sources.mini_imagenet import MiniImageNet, _rows
 from fedshot.data.sources.splits.published import PARTS, PUBLISHED, packaged
 from fedshot.data.sources.tiered_imagenet import TieredImageNet
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
 MINI = packaged("mini_imagenet")
 TIERED = packaged("tiered_imagenet")
 SIDE = 8
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch) -> None:
-    monkeypatch.setenv("FEDSHOT_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 def picture(level: int, size: tuple[int, int] = (SIDE, SIDE), kind: str = "JPEG") -> bytes:

@@ -16,13 +16,10 @@ from fedshot.core.errors import DataError
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.sources.mnist import FashionMnist, Mnist, read_idx
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
 X = np.random.default_rng(0).integers(0, 256, (20, 28, 28), dtype=np.uint8)
 Y = np.arange(20, dtype=np.uint8) % 10
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch) -> None:
-    monkeypatch.setenv("FEDSHOT_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 def idx(array: np.ndarray) -> bytes:

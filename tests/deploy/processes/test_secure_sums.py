@@ -41,7 +41,7 @@ def plan(exchange: Exchange, client: int) -> Trouble | None:
 
 
 @pytest.mark.timeout(900)  # many short messages, which a busy machine delays
-@pytest.mark.parametrize("name", ["fl_proto", "fedfsl_mi, exclusive", "f2l", "frl", "fedcgs"])
+@pytest.mark.parametrize("name", ["fedfsl_mi, exclusive", "f2l", "fedcgs"])
 def test_a_secure_run_on_nodes_equals_the_plain_one(
     twelve: LocalFederation, tmp_path: Path, name: str
 ) -> None:

@@ -81,13 +81,19 @@ COMBINED = {
     "new phi, second order", "head only, second order", "prototypes, second order",
     "two optimisers", "nothing else",
 }  # fmt: skip
+# On images: batch norm in training and in evaluation, derivatives through convolutions.
+ON_IMAGES = (
+    "official, episodes of two", "prototypes, second order", "two optimisers", "queries together",
+    "sgd",
+)  # fmt: skip
 assert OPTIONS.keys() > COMBINED
 
 
-@pytest.mark.parametrize("backbone", ["mlp", *slow("conv4")])
-@pytest.mark.parametrize(
-    "name", [*slow(*sorted(COMBINED)), *(name for name in OPTIONS if name not in COMBINED)]
-)
+@pytest.mark.parametrize(("name", "backbone"), [
+    *((name, "mlp") for name in OPTIONS if name not in COMBINED),
+    *(pytest.param(name, "mlp", marks=pytest.mark.slow) for name in sorted(COMBINED)),
+    *(pytest.param(name, "conv4", marks=pytest.mark.slow) for name in ON_IMAGES),
+])  # fmt: skip
 def test_local_steps_are_the_equations_in_torch(name: str, backbone: str, tmp_path: Path) -> None:
     options = OPTIONS[name]
     if (

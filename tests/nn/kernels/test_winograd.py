@@ -38,6 +38,7 @@ SHAPES = [
     (24, 64, 64, 16, 16),
     (9, 320, 64, 17, 16),
     (4, 32, 48, 9, 6),
+    (8, 256, 256, 8, 8),
 ]
 
 
@@ -95,17 +96,6 @@ def test_it_is_the_convolution(shape: tuple[int, ...], with_bias: bool, threads:
     assert y.permute(0, 2, 3, 1).is_contiguous()
     for found, want in zip(derived(y, at, dy), wanted(at, dy), strict=True):
         assert rounding(found, want) < 2e-6
-
-
-def test_it_rounds_as_the_direct_sum_does() -> None:
-    """Maps and their derivative less, the derivative by the filters two or three times as much."""
-    x, filters, _, dy = given((8, 256, 256, 8, 8))
-    at = [x.requires_grad_(), filters.requires_grad_()]
-    ours, torchs = derived(conv3x3(*at), at, dy), derived(F.conv2d(*at, padding=1), at, dy)
-    want = wanted(at, dy)
-    found = [rounding(a, c) / rounding(b, c) for a, b, c in zip(ours, torchs, want, strict=True)]
-    assert max(found[:2]) < 1.2
-    assert found[2] < 4
 
 
 @pytest.mark.parametrize("asked", [0, 1, 2])
