@@ -329,7 +329,7 @@ def test_quotes_are_to_be_left_out_only_where_the_value_then_fits(
             "expected a whole number of at most 1000000",
         ),
         (["--seed", "9" * 3000], "a number of 9966 bits"),
-        (["--model.backbone", "{name: mlp, hidden: [100000000000000]}"], "of at most 65536"),
+        (["--model.backbone", "{name: mlp, hidden: [100000000000000]}"], "and at most 65536"),
         (["--model.pixel_mean", ".nan"], "model.pixel_mean is nan; expected a finite number"),
         (["--method.optimizer.lr", ".inf"], "expected a finite number"),
         (["--method", "{name: fedfsl_naive, inner: {lr: .inf}}"], "method.inner.lr is inf"),

@@ -48,7 +48,7 @@ def test_the_pages_are_what_the_command_writes(tmp_path: Path) -> None:
         (["run"], "--run.rounds (a whole number of at least 1; default 100)"),
         (["model.head"], "cosine     The logit of a class is `scale` times"),
         (["model.head", "none"], "No head, for methods that classify from the features."),
-        (["model.head", "cosine"], "--model.head.scale (a number; default 10.0)"),
+        (["model.head", "cosine"], "--model.head.scale (a number above 0; default 10.0)"),
         (["partition", "iid"], "--partition.clients (a whole number of at least 1; default 10)"),
         (["data", "folder"], "--data.path (a text; must be given)"),
         (["method", "f2l"], "--method.inner.lr (a number above 0 or null; default null)"),

@@ -52,7 +52,7 @@ def test_the_key_path_is_put_before_an_option_of_the_part(text: str, told: str) 
         ({"partition": {"name": "iid", "clients": 0}}, "partition.clients is 0"),
         ({"partition": {"name": "classes", "clients": 30}}, "partition.clients is 30, but there"),
         ({"episode": {"way": 0}}, "episode.way is 0"),
-        ({"model": {"backbone": {"hidden": [0]}}}, "model.backbone.hidden is (0,)"),
+        ({"model": {"backbone": {"hidden": [0]}}}, "model.backbone.hidden is [0]"),
         ({"method": {"optimizer": {"name": "sgd", "lr": -1}}}, "method.optimizer.lr is -1"),
         (
             {"method": {"name": "f2l", "client_optimizer": {"lr": -1}}},

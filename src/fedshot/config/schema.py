@@ -14,7 +14,7 @@ from fedshot.config import settings as trees
 from fedshot.core.devices import devices_of, gpu_arithmetic
 from fedshot.core.errors import ConfigError
 from fedshot.core.machine import arithmetic
-from fedshot.core.ranges import AtLeast1, Cores, Majority, Share
+from fedshot.core.ranges import Above0, AtLeast1, Cores, Majority, Share
 from fedshot.data.dataset import Dataset
 from fedshot.data.encoders.frozen import EncoderOptions
 from fedshot.data.tokens import Tokens
@@ -55,7 +55,7 @@ class ModelOptions:
     norm_policy: Literal["method", "running", "support", "transductive", "group"] = "method"
     dtype: Literal["float32", "float64"] = "float32"
     pixel_mean: float = 0.5
-    pixel_std: float = 0.5
+    pixel_std: Above0 = 0.5
     bf16: bool = False
     encoder: EncoderOptions | None = None
 

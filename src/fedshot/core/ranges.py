@@ -23,7 +23,9 @@ AtLeast1: TypeAlias = Annotated[int, Field(ge=1)]
 Episodes: TypeAlias = Annotated[int, Field(le=1_000_000)]
 Side: TypeAlias = Annotated[int, Field(ge=1, le=8192)]  # pixels
 SmallSide: TypeAlias = Annotated[int, Field(ge=1, le=1024)]
-Width: TypeAlias = Annotated[int, Field(le=65_536)]
+Width: TypeAlias = Annotated[int, Field(ge=1, le=65_536)]
+OptionalWidth: TypeAlias = Annotated[int, Field(ge=0, le=65_536)]  # 0: no such layer
+Way: TypeAlias = Annotated[int, Field(ge=2, le=65_536)]
 Cores: TypeAlias = Annotated[int, Field(ge=1, le=1024)]
 Above0: TypeAlias = Annotated[float, Field(gt=0)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError
-from fedshot.core.ranges import Width
+from fedshot.core.ranges import Above0, Way, Width, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.models.layers import init_linear, init_linear_head, linear
@@ -44,10 +43,10 @@ class LinearHead:
             "global", one for each class of the dataset.
     """
 
-    way: Width = 5
+    way: Way = 5
 
     def __post_init__(self) -> None:
-        _check_way(self.way)
+        check_options(self)
 
     def init(self, key: Key, n_features: int, dtype: torch.dtype) -> Tree:
         """Draw weight and bias, uniform in +-1/sqrt(n_features)."""
@@ -68,13 +67,11 @@ class TwoLayerHead:
         hidden: width of the hidden layer.
     """
 
-    way: Width = 5
+    way: Way = 5
     hidden: Width = 128
 
     def __post_init__(self) -> None:
-        _check_way(self.way)
-        if self.hidden < 1:
-            raise ConfigError(f"hidden is {self.hidden}; expected a width of at least 1.")
+        check_options(self)
 
     def init(self, key: Key, n_features: int, dtype: torch.dtype) -> Tree:
         """Draw `linear1` (hidden) and `linear2` (logits)."""
@@ -126,13 +123,11 @@ class CosineHead:
         scale: factor that multiplies the cosine.
     """
 
-    way: Width = 5
-    scale: float = 10.0
+    way: Way = 5
+    scale: Above0 = 10.0
 
     def __post_init__(self) -> None:
-        _check_way(self.way)
-        if not self.scale > 0:
-            raise ConfigError(f"scale is {self.scale}; expected a number above 0.")
+        check_options(self)
 
     def init(self, key: Key, n_features: int, dtype: torch.dtype) -> Tree:
         """Draw the weight rows; their norm does not matter."""
@@ -141,11 +136,6 @@ class CosineHead:
     def logits(self, params: Tree, h: Tensor) -> Tensor:
         """Return scale * cos(h, weight)."""
         return cosine_logits(h, params["weight"], self.scale)
-
-
-def _check_way(way: int) -> None:
-    if way < 2:
-        raise ConfigError(f"way is {way}; expected at least 2 classes.")
 
 
 HEADS: dict[str, type[Head]] = {

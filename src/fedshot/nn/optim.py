@@ -16,7 +16,7 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.devices import CPU
 from fedshot.core.errors import ConfigError
-from fedshot.core.ranges import Above0, Below1, NotNegative
+from fedshot.core.ranges import Above0, Below1, NotNegative, check_options
 from fedshot.core.tree import Tree
 from fedshot.nn.kernels.adam import adam_step
 
@@ -63,21 +63,12 @@ class Optimizer:
     weight_decay: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        if self.name not in ("sgd", "adam"):
-            raise ConfigError(f"optimizer.name is {self.name!r}; expected 'sgd' or 'adam'.")
-        if not 0 < self.lr < float("inf"):
-            raise ConfigError(f"optimizer.lr is {self.lr}; expected a number above 0.")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(
-                f"optimizer.momentum is {self.momentum}; expected a number in [0, 1)."
-            )
+        check_options(self)
         if self.name == "adam" and self.momentum:
             raise ConfigError(
                 f"optimizer.momentum is {self.momentum}, but Adam has momentum of its own. Leave "
                 "it at 0, or choose sgd."
             )
-        if not 0 <= self.weight_decay < float("inf"):
-            raise ConfigError(f"optimizer.weight_decay is {self.weight_decay}; expected 0 or more.")
 
     def init(self, params: Tree) -> OptState:
         """Return the state before the first step."""

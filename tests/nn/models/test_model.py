@@ -286,7 +286,7 @@ def test_batch_statistics_of_one_value_are_refused() -> None:
         (lambda: Model(MLP(), None, (8, 8, 1), dtype="half"), "dtype is 'half'"),  # type: ignore[arg-type]
         (lambda: Model(MLP(), None, (8, 8, 1), dtype="float64", bf16=True), "bf16 needs images"),
         (lambda: Model(MLP(), None, (8, 8, 1), pixel_std=0.0), "pixel_std is 0.0"),
-        (lambda: Optimizer("lion"), "optimizer.name is 'lion'"),  # type: ignore[arg-type]
+        (lambda: Optimizer("lion"), "name is 'lion'"),  # type: ignore[arg-type]
         (lambda: Optimizer(lr=0.0), "lr is 0.0"),
         (lambda: Optimizer(lr=float("nan")), "lr is nan"),
         (lambda: Optimizer("sgd", momentum=1.0), "momentum is 1.0"),

@@ -18,16 +18,10 @@ import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError, check_word
+from fedshot.core.ranges import AtLeast1, Below1, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.nn.models.layers import (
-    EPS,
-    check_rate,
-    dropout,
-    init_linear_head,
-    init_uniform,
-    linear,
-)
+from fedshot.nn.models.layers import EPS, dropout, init_linear_head, init_uniform, linear
 from fedshot.nn.models.mode import Mode
 
 Queries = Literal["support_context", "query_set", "alone"]
@@ -48,16 +42,12 @@ class SetTransformer:
 
     vmappable: ClassVar[bool] = True
 
-    heads: int = 4
-    hidden: int = 2048
-    dropout: float = 0.1
+    heads: AtLeast1 = 4
+    hidden: AtLeast1 = 2048
+    dropout: Below1 = 0.1
 
     def __post_init__(self) -> None:
-        if self.heads < 1 or self.hidden < 1:
-            raise ConfigError(
-                f"heads is {self.heads} and hidden is {self.hidden}; expected at least 1."
-            )
-        check_rate(self.dropout)
+        check_options(self)
 
     def check(self, d: int) -> None:
         """Raise ConfigError unless the number of heads divides d, the number of features."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.plugins import T, registering
-from fedshot.core.ranges import Width, check_options
+from fedshot.core.ranges import Below1, OptionalWidth, Width, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.kernels import fused, stem, tensors
@@ -22,7 +22,6 @@ from fedshot.nn.models.layers import (
     Shape,
     batch_norm,
     channels_last,
-    check_rate,
     conv,
     dropout,
     init_conv,
@@ -95,7 +94,7 @@ class MLP:
     norm_policies: ClassVar[tuple[str, ...]] = ("running",)
 
     hidden: tuple[Width, ...] = (64, 64)
-    dropout: float = 0.0
+    dropout: Below1 = 0.0
 
     @property
     def trains(self) -> bool:
@@ -105,7 +104,7 @@ class MLP:
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
             raise ConfigError(f"hidden is {self.hidden}; expected widths of at least 1.")
-        check_rate(self.dropout)
+        check_options(self)
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
         """Return random layers `linear1`, `linear2`, ...; there are no running statistics."""
@@ -144,7 +143,7 @@ class Adapter:
     vmappable: ClassVar[bool] = True
     norm_policies: ClassVar[tuple[str, ...]] = ("running",)
 
-    width: Width = 64
+    width: OptionalWidth = 64
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
         """Draw the layer `down`; the layer `up` is zero. There are no statistics."""
@@ -186,17 +185,12 @@ class Conv4:
     norm_policies: ClassVar[tuple[str, ...]] = ("running", "support", "transductive")
 
     width: Width = 64
-    dropout: float = 0.0
-    features: Width = 0
+    dropout: Below1 = 0.0
+    features: OptionalWidth = 0
     order: Literal["norm_relu", "relu_norm"] = "norm_relu"
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.width < 1:
-            raise ConfigError(f"width is {self.width}; expected at least 1 channel.")
-        if self.features < 0:
-            raise ConfigError(f"features is {self.features}; expected a whole number from 0.")
-        check_rate(self.dropout)
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
         """Return random layers `conv1`, `norm1`, ..., and the norms' running statistics."""

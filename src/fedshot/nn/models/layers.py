@@ -207,12 +207,6 @@ def dropout(x: Tensor, rate: float, mode: Mode, site: int) -> Tensor:
     return x * kept(x.shape, rate, seed, 1.0, x.dtype) * scale  # bfloat16 would round the scale
 
 
-def check_rate(rate: float, name: str = "dropout") -> None:
-    """Raise ConfigError unless the rate is in [0, 1)."""
-    if not 0.0 <= rate < 1.0:
-        raise ConfigError(f"{name} is {rate}; expected a rate in [0, 1).")
-
-
 def site_seed(mode: Mode, site: int) -> Tensor:
     """Return the seed of the dropout mask at one site of a network."""
     seed = mode.layer(site).seed

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
-from fedshot.core.ranges import check_options
+from fedshot.core.ranges import Above0, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.heads import Head
@@ -60,22 +60,18 @@ class Model:
     norm_policy: NormPolicy = "running"
     dtype: Literal["float32", "float64"] = "float32"
     pixel_mean: float = 0.5
-    pixel_std: float = 0.5
+    pixel_std: Above0 = 0.5
     bf16: bool = False
     table: Tensor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self._check_kind()
         check_options(self)
-        if self.dtype not in _DTYPES:
-            raise ConfigError(f"dtype is {self.dtype!r}; expected 'float32' or 'float64'.")
         if self.bf16 and (self.dtype != "float32" or self.kind != "images"):
             raise ConfigError(
                 "bf16 needs images and float32: bfloat16 rounds to 8 bits, which defeats float64, "
                 "and recurrent nets are not faster with it. Leave it off."
             )
-        if not 0 < self.pixel_std < math.inf:
-            raise ConfigError(f"pixel_std is {self.pixel_std}; expected a finite number above 0.")
         if not math.isfinite(self.pixel_mean):
             raise ConfigError(f"pixel_mean is {self.pixel_mean}; expected a finite number.")
 

@@ -70,10 +70,6 @@ class ModuleBackbone(UserModule):
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.rank < 1 or self.alpha < 1:
-            raise ConfigError(
-                f"rank is {self.rank} and alpha is {self.alpha}; expected whole numbers from 1."
-            )
         if self.targets is not None and self.tune != "lora":
             raise ConfigError(
                 f"targets is {list(self.targets)}, and tune is {self.tune!r}; only 'lora' adapts "

@@ -17,7 +17,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError
 from fedshot.core.ranges import Width, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
@@ -43,7 +42,6 @@ class GRU:
     kernel: Kernel = "fused"
 
     def __post_init__(self) -> None:
-        _check_hidden(self.hidden)
         check_options(self)
 
     @property
@@ -91,10 +89,7 @@ class BiLSTM:
     kernel: Kernel = "fused"
 
     def __post_init__(self) -> None:
-        _check_hidden(self.hidden)
         check_options(self)
-        if self.attention < 1:
-            raise ConfigError(f"attention is {self.attention}; expected a width of at least 1.")
 
     @property
     def vmappable(self) -> bool:
@@ -155,8 +150,3 @@ def _attend(p: Tree, states: Tensor, mask: Tensor) -> Tensor:
     # The lowest number instead of minus infinity, whose softmax would be NaN for an empty text.
     scores = torch.where(mask > 0, scores, torch.finfo(scores.dtype).min)
     return torch.softmax(scores, -1) * mask
-
-
-def _check_hidden(hidden: int) -> None:
-    if hidden < 1:
-        raise ConfigError(f"hidden is {hidden}; expected a width of at least 1.")

@@ -15,14 +15,13 @@ import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError
-from fedshot.core.ranges import Width
+from fedshot.core.ranges import Below1, OptionalWidth, Width, check_options
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.nn.models.layers import (
     Shape,
     batch_norm,
     channels_last,
-    check_rate,
     conv,
     dropout,
     init_conv,
@@ -69,23 +68,16 @@ class ResNet12:
     norm_policies: ClassVar[tuple[str, ...]] = ("running", "support", "transductive")
 
     widths: tuple[Width, Width, Width, Width] = (64, 128, 256, 512)
-    dropblock: float = 0.1
+    dropblock: Below1 = 0.1
     block_size: Width | None = None
-    dropout: float = 0.0
-    slope: float = 0.1
-    features: Width = 0
+    dropout: Below1 = 0.0
+    slope: Below1 = 0.1
+    features: OptionalWidth = 0
 
     def __post_init__(self) -> None:
         if len(self.widths) != BLOCKS or min(self.widths) < 1:
             raise ConfigError(f"widths is {self.widths}; expected {BLOCKS} widths of at least 1.")
-        if self.features < 0:
-            raise ConfigError(f"features is {self.features}; expected a whole number from 0.")
-        check_rate(self.dropblock, "dropblock")
-        check_rate(self.dropout)
-        if self.block_size is not None and self.block_size < 1:
-            raise ConfigError(f"block_size is {self.block_size}; expected at least 1 pixel.")
-        if not 0.0 <= self.slope < 1.0:
-            raise ConfigError(f"slope is {self.slope}; expected a number in [0, 1).")
+        check_options(self)
 
     def init(self, key: Key, shape: Shape, dtype: torch.dtype) -> tuple[Tree, Tree]:
         """Return random layers `block1` to `block4`, and their norms' running statistics."""
