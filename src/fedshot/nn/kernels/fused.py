@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.tree import Tree
-from fedshot.nn.kernels.tensors import NO_THIRD, checked, each, empty, library
+from fedshot.nn.kernels.tensors import NO_THIRD, checked, doubles, each, empty, library
 from fedshot.nn.models.layers import EPS, MOMENTUM, NO_STATISTICS, too_few
 from fedshot.nn.models.mode import Mode
 
@@ -166,7 +166,7 @@ class _PooledGradient(torch.autograd.Function):
     def forward(ctx: Any, dy: Tensor, x: Tensor, weight: Tensor, cut: Cut, *sizes: Tensor) -> Any:
         by, dy = _Folded(*sizes), dy.contiguous(memory_format=torch.channels_last)
         (n, c, h, w), at = x.shape, (x, by.scale, by.shift, by.mean)
-        parts, out, dx = _doubles(2, n, c), empty(5, c), empty(n, h, w, c)
+        parts, out, dx = doubles(2, n, c), empty(5, c), empty(n, h, w, c)
         _run("sums", [*at, dy], list(parts), cut)
         sums = [t.data_ptr() for t in (*parts, by.inverse, by.scale)]
         library().fedshot_tilt(*sums, n, _values(x), c, out.data_ptr())
@@ -186,7 +186,7 @@ class _PooledGradient(torch.autograd.Function):
         if raised is not None:
             x, u = x.masked_fill(raised, 0.0), u.masked_fill(raised, 0.0)
         x, u = (t.contiguous(memory_format=torch.channels_last) for t in (x, u))
-        parts = _doubles(3, n, c)
+        parts = doubles(3, n, c)
         _run("twice_sums", [x, scale, shift, mean, dy, u], list(parts), [floor])
         u0, u1, uz = parts.sum(1).float()
         inner = uz - s0 * u0 / m - i * i * s1 * u1 / m
@@ -218,7 +218,7 @@ def _fold(x: Tensor, weight: Tensor, bias: Tensor, eps: float, least: float) -> 
     n, c, h, w = x.shape
     checked(weight, c)
     checked(bias, c)
-    parts, out = _doubles(2, n, c), empty(5, c)
+    parts, out = doubles(2, n, c), empty(5, c)
     _run("moments", [x], list(parts), [least])
     at = (parts.data_ptr(), weight.data_ptr(), bias.data_ptr())
     library().fedshot_fold(*at, n, h * w, c, eps, out.data_ptr())
@@ -248,7 +248,3 @@ def _run(name: str, ins: list[Tensor], outs: list[Tensor], rule: Sequence[float]
 def _values(x: Tensor) -> int:
     """Return the number of values per channel of the feature maps x."""
     return x.numel() // x.shape[1]
-
-
-def _doubles(*shape: int) -> Tensor:
-    return empty(*shape, dtype=torch.float64)

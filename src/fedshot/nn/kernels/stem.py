@@ -20,7 +20,7 @@ from torch import Tensor
 from fedshot.core.tree import Tree
 from fedshot.nn.kernels import fused
 from fedshot.nn.kernels import tensors as kernels
-from fedshot.nn.kernels.tensors import checked, empty, library, shared
+from fedshot.nn.kernels.tensors import checked, doubles, empty, library, shared
 from fedshot.nn.models.layers import EPS, contiguous
 from fedshot.nn.models.mode import Mode
 
@@ -79,10 +79,10 @@ class _Stem(torch.autograd.Function):
         (n, c, h, w), f = x.shape, len(filters)
         checked(weight, f)
         checked(bias, f)
-        rimmed, parts = _room_for_rims(x), _doubles(n, 45 * c * c + 9 * c)
+        rimmed, parts = _room_for_rims(x), doubles(n, 45 * c * c + 9 * c)
         _shared("patches", n, [x], [h, w, c], [rimmed, parts], numbers=x.numel())
-        sizes = [_doubles(9 * c, 9 * c), _doubles(9 * c), _doubles(9 * c, f)]
-        sizes += [_doubles(f), _doubles(f)]
+        sizes = [doubles(9 * c, 9 * c), doubles(9 * c), doubles(9 * c, f)]
+        sizes += [doubles(f), doubles(f)]
         mean, var, shift, folded = empty(f), empty(f), empty(f), empty(9 * c, f)
         _call(
             "stem_norm", [parts, filters, weight, bias], [n, h, w, c, f, EPS],
@@ -122,7 +122,7 @@ class _StemGradient(torch.autograd.Function):
     ) -> Any:  # fmt: skip
         n, h, w, c, f = *_shape(rimmed), len(filters)
         groups, dy = -(-n // _GROUP), dy.contiguous(memory_format=torch.channels_last)
-        parts = _doubles(groups, 9 * c + 1, f)
+        parts = doubles(groups, 9 * c + 1, f)
         grads = [torch.empty_like(filters), torch.empty_like(weight), torch.empty_like(weight)]
         _shared(
             "stem_sums", groups, [rimmed, won, dy], [n, h, w, c, f], [parts], numbers=dy.numel()
@@ -182,10 +182,6 @@ def _shape(rimmed: Tensor) -> tuple[int, int, int, int]:
     """Return (n, h, w, c) of the images whose rims `_room_for_rims` made room for."""
     n, h, w, c = rimmed.shape
     return n, h - 2, w - 2, c
-
-
-def _doubles(*shape: int) -> Tensor:
-    return empty(*shape, dtype=torch.float64)
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:

@@ -92,7 +92,7 @@ def adam(
         used.append(ins)  # keeps copies alive until the call
         made.append(outs)
     rule = (decay, rise, grow, step, eps)
-    _numbers(n, library().fedshot_adam, [address(at), address(ends)], rule, [])
+    shared(n, library().fedshot_adam, [address(at), address(ends)], rule, [], numbers=n)
     return made
 
 
@@ -111,7 +111,7 @@ def take(pairs: Iterable[tuple[Tensor, Tensor]], scale: float) -> None:
         at.extend((x.data_ptr(), total.data_ptr()))
         n += x.numel()
         ends.append(n)
-    _numbers(n, library().fedshot_take, [address(at), address(ends)], (scale,), [])
+    shared(n, library().fedshot_take, [address(at), address(ends)], (scale,), [], numbers=n)
 
 
 def kept(n: int, words: tuple[int, int], threshold: int, value: float) -> Tensor:
@@ -120,7 +120,8 @@ def kept(n: int, words: tuple[int, int], threshold: int, value: float) -> Tensor
     `words` are the two 32-bit keys of the hash.
     """
     mask = empty(n)
-    _numbers(n, library().fedshot_kept, [], (*words, threshold, value), [mask.data_ptr()])
+    rule = (*words, threshold, value)
+    shared(n, library().fedshot_kept, [], rule, [mask.data_ptr()], numbers=n)
     return mask
 
 
@@ -146,6 +147,11 @@ def library() -> ctypes.CDLL:
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return uninitialised memory on the CPU, whatever torch's default dtype and device are."""
     return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def doubles(*shape: int) -> Tensor:
+    """Return uninitialised float64 memory on the CPU, for the sums of the kernels."""
+    return empty(*shape, dtype=torch.float64)
 
 
 def checked(t: Tensor, *shape: int) -> int:
@@ -178,8 +184,7 @@ def each(
         else:
             checked(t, *sizes[-1:])
     before, after = [t.data_ptr() for t in ins], [t.data_ptr() for t in outs]
-    threads = min(torch.get_num_threads(), n, ins[0].numel() // _MANY)
-    _share(n, threads, kernel, before, [*sizes, *rule], after)
+    shared(n, kernel, before, [*sizes, *rule], after, numbers=ins[0].numel())
 
 
 def address(of: array[int]) -> int:
@@ -201,7 +206,8 @@ def _alike(t: Tensor, like: Tensor) -> Tensor:
 
 
 def shared(
-    n: int, kernel: Callable[..., None], ins: list[int], rest: Sequence[float], outs: list[int],
+    n: int, kernel: Callable[..., None],
+    ins: Sequence[int], rest: Sequence[float], outs: Sequence[int],
     *, numbers: int | None = None,
 ) -> None:  # fmt: skip
     """Run a kernel over n items, such as images or columns, in as many threads as torch uses.
@@ -212,7 +218,13 @@ def shared(
     threads = min(torch.get_num_threads(), n)
     if numbers is not None:
         threads = min(threads, numbers // _MANY)
-    _share(n, threads, kernel, ins, rest, outs)
+    if threads <= 1:
+        kernel(*ins, 0, n, *rest, *outs)
+        return
+    own, *others = (
+        partial(kernel, *ins, first, last, *rest, *outs) for first, last in _cuts(n, threads)
+    )
+    _done(_pool_of(threads - 1, denormals_flushed()), others, own)
 
 
 def in_threads(work: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
@@ -225,27 +237,6 @@ def in_threads(work: Callable[[Sequence[T]], R], items: Sequence[T]) -> list[R]:
         return [work(items)]
     pool = _pool_of(threads, denormals_flushed())
     return _done(pool, [partial(work, items[a:b]) for a, b in _cuts(len(items), threads)])
-
-
-def _numbers(
-    n: int, kernel: Callable[..., None], ins: list[int], rule: Sequence[float], outs: list[int]
-) -> None:
-    """Run a kernel over n tensor elements, in several threads if n is large."""
-    _share(n, min(torch.get_num_threads(), n // _MANY), kernel, ins, rule, outs)
-
-
-def _share(
-    n: int, threads: int, kernel: Callable[..., None],
-    ins: Sequence[int], rest: Sequence[float], outs: Sequence[int],
-) -> None:  # fmt: skip
-    """Run a kernel over range(n), split among `threads` threads, of which this is one."""
-    if threads <= 1:
-        kernel(*ins, 0, n, *rest, *outs)
-        return
-    own, *others = (
-        partial(kernel, *ins, first, last, *rest, *outs) for first, last in _cuts(n, threads)
-    )
-    _done(_pool_of(threads - 1, denormals_flushed()), others, own)
 
 
 def _cuts(n: int, shares: int) -> Iterable[tuple[int, int]]:
