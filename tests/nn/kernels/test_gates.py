@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core.seeds import Key
-from fedshot.nn.kernels import gates
-from fedshot.nn.kernels.layer_gradients import Gru, Lstm
+from fedshot.nn.kernels.layer_gradients import Gru, Lstm, gru_back, gru_gates
 from fedshot.nn.models.cells import gru_states, lstm_states
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -23,7 +22,7 @@ ENDS = torch.cat([torch.linspace(-90, 90, 6001), torch.logspace(-30, 0, 500)])
 def test_the_gates_of_a_gru_are_torch_s_from_one_end_to_the_other() -> None:
     hidden = len(ENDS)
     found, kept, states = ENDS.repeat(3)[None, None], torch.empty(1, 1, hidden), room(hidden)
-    gates.gru_gates(0, torch.zeros(1, 3 * hidden), found, kept, states)
+    gru_gates(0, torch.zeros(1, 3 * hidden), found, kept, states)
     r, z, new = found[0, 0].chunk(3)
     exact = ENDS.double()
     torch.testing.assert_close(r.double(), exact.sigmoid(), rtol=2e-6, atol=1e-37)
@@ -39,7 +38,7 @@ def room(hidden: int) -> Tensor:
 def test_a_layer_that_meets_what_is_no_number_says_so() -> None:
     found, states = torch.zeros(1, 1, 3), room(1)
     found[0, 0, 2] = math.nan
-    gates.gru_gates(0, torch.zeros(1, 3), found, torch.empty(1, 1, 1), states)
+    gru_gates(0, torch.zeros(1, 3), found, torch.empty(1, 1, 1), states)
     assert states[0, 1].isnan().all()
 
 
@@ -50,14 +49,14 @@ def test_the_gates_refuse_what_c_would_read_past_the_end_of(wrong: Tensor) -> No
     found, kept, states = torch.zeros(2, 1, 6), torch.zeros(2, 1, 2), torch.zeros(2, 2, 2)
     carry = torch.zeros(2, 2)
     with pytest.raises(ValueError, match=r"expected contiguous float32 \[2, 6\]"):
-        gates.gru_gates(0, wrong, found, kept, states)
+        gru_gates(0, wrong, found, kept, states)
     with pytest.raises(ValueError, match=r"expected contiguous float32 \[2, 1, 6\]"):
-        gates.gru_back(0, found, kept, states, carry, wrong[:, None], kept, carry)
+        gru_back(0, found, kept, states, carry, wrong[:, None], kept, carry)
     apart = torch.zeros(2, 4)[:, ::2]
     with pytest.raises(ValueError, match="contiguous rows"):
-        gates.gru_back(0, found, kept, states, apart, found, kept, carry)
+        gru_back(0, found, kept, states, apart, found, kept, carry)
     with pytest.raises(IndexError, match="word 1 of 1"):
-        gates.gru_gates(1, torch.zeros(2, 6), found, kept, states)
+        gru_gates(1, torch.zeros(2, 6), found, kept, states)
 
 
 @pytest.mark.parametrize(
