@@ -79,33 +79,13 @@ def descend(
             derivative with respect to `params` is the identity (first-order MAML), and the
             derivative with respect to a tree of step sizes is minus the sum of the gradients.
     """
-    if not isinstance(lr, float | int):
-        return _descend_elementwise(loss, params, lr, steps, second_order)
     if steps == 0:
         return params
-    start = params
-    if not second_order:
+    by_leaf, start = not isinstance(lr, float | int), params
+    if second_order and not stacked():  # leaves that require no gradient must adapt, too
+        params = tree.map(lambda w: w if w.requires_grad else w.detach().requires_grad_(), params)
+    elif not second_order and not by_leaf:
         params = tree.detach(params)
-    elif not stacked():  # leaves that require no gradient must adapt, too
-        params = tree.map(lambda w: w if w.requires_grad else w.detach().requires_grad_(), params)
-    for step in range(steps):
-
-        def at(w: Tree, step: int = step) -> tuple[Tensor, Tree]:
-            return loss(w, step), {}
-
-        _, _, grad = value_and_grad(at, params, differentiable=second_order)
-        params = tree.map(lambda w, g: w - lr * g, params, grad)
-    if second_order:
-        return params
-    return tree.map(lambda w, moved: w + (moved - w).detach(), start, params)
-
-
-def _descend_elementwise(
-    loss: Callable[[Tree, int], Tensor], params: Tree, lr: Tree, steps: int, second_order: bool
-) -> Tree:
-    """Take steps with a tree of step sizes, which may require gradients."""
-    if second_order and not stacked():
-        params = tree.map(lambda w: w if w.requires_grad else w.detach().requires_grad_(), params)
     for step in range(steps):
 
         def at(w: Tree, step: int = step) -> tuple[Tensor, Tree]:
@@ -113,7 +93,11 @@ def _descend_elementwise(
 
         here = params if second_order else tree.detach(params)
         _, _, grad = value_and_grad(at, here, differentiable=second_order)
-        if not second_order:
-            grad = tree.detach(grad)
-        params = tree.map(lambda w, a, g: w - a * g, params, lr, grad)
-    return params
+        if by_leaf:
+            constant = grad if second_order else tree.detach(grad)
+            params = tree.map(lambda w, a, g: w - a * g, params, lr, constant)
+        else:
+            params = tree.map(lambda w, g: w - lr * g, params, grad)
+    if second_order or by_leaf:
+        return params
+    return tree.map(lambda w, moved: w + (moved - w).detach(), start, params)
