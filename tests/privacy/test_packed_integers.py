@@ -18,3 +18,11 @@ def test_packed_numbers_are_the_digits_of_one_integer(bits: int) -> None:
         whole = sum(one << i * bits for i, one in enumerate(kept))
         assert int.from_bytes(packed.tobytes(), "little") == whole
         np.testing.assert_array_equal(unpack(packed, n, bits), kept)
+
+
+def test_many_numbers_are_packed_in_blocks() -> None:
+    numbers = Key(0).numpy().integers(0, 2**17, 2**17 + 5)
+    packed = pack(numbers, 17)
+    np.testing.assert_array_equal(unpack(packed, len(numbers), 17), numbers)
+    parts = [pack(part, 17) for part in (numbers[:40_000], numbers[40_000:])]
+    assert packed.tobytes() == b"".join(part.tobytes() for part in parts)
