@@ -26,7 +26,7 @@ from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.encoders.encoded import features_of
 from fedshot.data.encoders.frozen import LoadedEncoder
 from fedshot.data.files.places import find_data_dir
-from fedshot.data.raw_texts import RawTexts
+from fedshot.data.tokens import RawTexts
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun, read_examples
 

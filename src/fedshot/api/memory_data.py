@@ -24,10 +24,9 @@ from fedshot.data.files.images import (
     to_array,
 )
 from fedshot.data.files.places import find_data_dir
-from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.embedding import TextOptions
 from fedshot.data.sources.tokenizer import tokenize
-from fedshot.data.tokens import Tokens
+from fedshot.data.tokens import RawTexts, Tokens
 from fedshot.use.inputs import array_of, as_bytes, channels_last
 from fedshot.use.labels import encoded, labels_of
 

@@ -9,8 +9,7 @@ from hashlib import blake2b
 import numpy as np
 
 from fedshot.data.dataset import Dataset, Ints
-from fedshot.data.raw_texts import RawTexts
-from fedshot.data.tokens import Numbers, Tokens
+from fedshot.data.tokens import Numbers, RawTexts, Tokens
 
 _MANY = 0.01  # share of identical examples above which the report gives advice
 _SOME = 512  # bytes from the middle of an image, which suffice to distinguish most

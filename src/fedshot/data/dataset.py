@@ -19,8 +19,7 @@ from torch import Tensor
 
 from fedshot.core.errors import DataError
 from fedshot.core.text import spelt_alike
-from fedshot.data.raw_texts import RawTexts
-from fedshot.data.tokens import Tokens
+from fedshot.data.tokens import RawTexts, Tokens
 
 if TYPE_CHECKING:  # class_split imports this module
     from fedshot.data.class_split import ClassSplit

@@ -1,4 +1,4 @@
-"""Texts in memory: concatenated word numbers, and their frozen word vectors."""
+"""Texts in memory: word numbers with frozen word vectors, or texts for an encoder's tokenizer."""
 
 from __future__ import annotations
 
@@ -154,3 +154,21 @@ class Tokens:
         sha.update(f"cut:{self.cut};".encode())
         for array in (self.ids, self.offsets, self.table):
             sha.update(np.ascontiguousarray(array).data)
+
+
+@dataclass(frozen=True, eq=False)
+class RawTexts:
+    """Texts that are not tokenised. Only an encoder takes them (`model.encoder`)."""
+
+    texts: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def hash_into(self, sha: hashlib._Hash) -> None:
+        """Update a hash with all texts and their lengths."""
+        sha.update(f"raw:{len(self)};".encode())
+        for text in self.texts:
+            data = text.encode("utf-8", "surrogatepass")
+            sha.update(f"{len(data)}:".encode())
+            sha.update(data)

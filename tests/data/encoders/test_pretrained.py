@@ -21,8 +21,8 @@ from fedshot.data.encoders.frozen import LoadedEncoder
 from fedshot.data.encoders.sentences import SentenceTransformersEncoder
 from fedshot.data.encoders.timm_models import TimmEncoder
 from fedshot.data.encoders.transformers_models import TransformersEncoder
-from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.digits import Digits
+from fedshot.data.tokens import RawTexts
 
 from .test_module import SMALL, WORDS
 

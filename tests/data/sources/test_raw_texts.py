@@ -12,13 +12,13 @@ import pytest
 
 from fedshot.core.errors import DataError
 from fedshot.data.dataset import Dataset
-from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.digits import Digits
 from fedshot.data.sources.hf import HF
 from fedshot.data.sources.huffpost import HuffPost
 from fedshot.data.sources.news import GROUPS, News20
 from fedshot.data.sources.sent140 import Sent140
 from fedshot.data.sources.texts import Texts
+from fedshot.data.tokens import RawTexts
 
 from .test_news import member, packed
 from .test_sent140 import NAME, sheet

@@ -17,7 +17,7 @@ from fedshot.data.dataset import Dataset, Encoding, Features
 from fedshot.data.encoders.frozen import Block, LoadedEncoder
 from fedshot.data.files.encoded_cache import cached_features, in_memory
 from fedshot.data.files.fingerprints import hash_json
-from fedshot.data.raw_texts import RawTexts
+from fedshot.data.tokens import RawTexts
 
 BLOCK = 32  # examples that the encoder sees at once; another number changes the last bits
 _EVERY = 10.0  # seconds between two lines of the log

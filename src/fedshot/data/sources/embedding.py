@@ -12,9 +12,8 @@ from typing import Literal, TypeAlias, TypeVar
 import numpy as np
 
 from fedshot.core.errors import DataError
-from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.glove import Unknown, digest, find_vectors, load_vectors
-from fedshot.data.tokens import FIRST_WORD, UNKNOWN, Numbers, Tokens
+from fedshot.data.tokens import FIRST_WORD, UNKNOWN, Numbers, RawTexts, Tokens
 
 Keep: TypeAlias = Literal["all", "known"]
 T = TypeVar("T")

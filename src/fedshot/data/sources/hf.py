@@ -18,13 +18,12 @@ from fedshot.core.regular_files import real_path
 from fedshot.core.text import spelling
 from fedshot.data.dataset import Dataset, Pixels
 from fedshot.data.files.images import Aspect, decode
-from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.embedding import TextOptions, raw_texts
 from fedshot.data.sources.missing import is_missing
 from fedshot.data.sources.source import Source
 from fedshot.data.sources.texts import labelled
 from fedshot.data.sources.tokenizer import tokenize
-from fedshot.data.tokens import Numbers, Tokens
+from fedshot.data.tokens import Numbers, RawTexts, Tokens
 
 
 @dataclass(frozen=True)

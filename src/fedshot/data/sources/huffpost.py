@@ -17,11 +17,10 @@ import numpy as np
 from fedshot.core.errors import DataError
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, check_classes
-from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.embedding import TextOptions, raw_texts
 from fedshot.data.sources.source import Source, dataset_folder
 from fedshot.data.sources.texts import json_rows
-from fedshot.data.tokens import Tokens
+from fedshot.data.tokens import RawTexts, Tokens
 
 _CLASSES = 41
 _FILE = "huffpost.json"

@@ -19,11 +19,10 @@ from fedshot.core.errors import DataError, nearest
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, check_classes
 from fedshot.data.files.tars import opened_tar
-from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.embedding import TextOptions, raw_texts
 from fedshot.data.sources.source import Source, dataset_folder
 from fedshot.data.sources.tokenizer import tokenize
-from fedshot.data.tokens import Tokens
+from fedshot.data.tokens import RawTexts, Tokens
 
 _FILE = "20news-bydate.tar.gz"
 _MEMBER = re.compile(r"(?:\./)?20news-bydate-(train|test)/([^/]+)/(\d{1,9})")

@@ -23,12 +23,11 @@ from fedshot.core.ranges import AtLeast1
 from fedshot.core.regular_files import read_regular
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints, check_classes
-from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.embedding import Keep, TextOptions, raw_texts
 from fedshot.data.sources.source import Source, dataset_folder
 from fedshot.data.sources.texts import csv_rows, readable, unique_keys
 from fedshot.data.sources.tokenizer import tokenize
-from fedshot.data.tokens import Numbers
+from fedshot.data.tokens import Numbers, RawTexts
 
 _FILE = "training.1600000.processed.noemoticon.csv"
 _LIMIT = 1 << 29  # bytes of a file written by LEAF; its test users have 2e7

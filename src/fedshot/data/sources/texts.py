@@ -18,11 +18,10 @@ from fedshot.core.errors import DataError
 from fedshot.core.regular_files import open_regular, read_regular
 from fedshot.core.text import count, spelling
 from fedshot.data.dataset import Dataset, Pixels, first_twice
-from fedshot.data.raw_texts import RawTexts
 from fedshot.data.sources.embedding import TextOptions, raw_texts
 from fedshot.data.sources.source import Source
 from fedshot.data.sources.tokenizer import tokenize
-from fedshot.data.tokens import Numbers, Tokens
+from fedshot.data.tokens import Numbers, RawTexts, Tokens
 
 _MAX_LINE = 1 << 24  # bytes, or characters
 _MAX_DOCUMENT = 1 << 26  # bytes of a JSON document that is read as a whole
