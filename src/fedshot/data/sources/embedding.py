@@ -1,4 +1,4 @@
-"""Options that all sources of texts share, and the conversion of words to numbers."""
+"""What all sources of texts share: options, and the conversion of words to numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Literal, TypeAlias, TypeVar
 import numpy as np
 
 from fedshot.core.errors import DataError
+from fedshot.data.dataset import Dataset
 from fedshot.data.sources.glove import Unknown, digest, find_vectors, load_vectors
+from fedshot.data.sources.source import Source
+from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import FIRST_WORD, UNKNOWN, Numbers, RawTexts, Tokens
 
 Keep: TypeAlias = Literal["all", "known"]
@@ -76,6 +79,45 @@ class TextOptions:
         dropped = int((~candidates & (place < self.cut)).sum())
         offsets = np.concatenate([[0], np.cumsum(kept)])[offsets]
         return Tokens(ids[kept], offsets, table, self.cut, tuple(found), dropped), labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSource(TextOptions, Source):
+    """A source that reads texts with word vectors, or untokenised for an encoder."""
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """Read and tokenise the texts.
+
+        Raises DataError if the data or the word vectors are missing or damaged.
+        """
+        return self._load(data_dir, raw=False)
+
+    def load_raw(self, data_dir: Path | None) -> Dataset:
+        """Read the texts without tokenising them, in the same order as `load`.
+
+        Raises DataError if the data are missing or damaged.
+        """
+        return self._load(data_dir, raw=True)
+
+    def _load(self, data_dir: Path | None, *, raw: bool) -> Dataset:
+        raise NotImplementedError
+
+    def read(
+        self, rows: Iterable[tuple[T, str]], data_dir: Path | None, name: object, *, raw: bool
+    ) -> tuple[Tokens | RawTexts, list[T]]:
+        """Return texts, tokenised unless `raw` is true, and their labels.
+
+        Args:
+            rows: (label, text) of each text; not read if word vectors are needed and missing.
+            data_dir: the folder of datasets.
+            name: name of the data in errors.
+            raw: whether to return the texts untokenised.
+
+        Raises what `embed` raises, or if `raw` is true, DataError if there are no texts.
+        """
+        if raw:
+            return raw_texts(rows, name)
+        return self.embed(((label, tokenize(text)) for label, text in rows), data_dir, name)
 
 
 def raw_texts(rows: Iterable[tuple[T, str]], name: object) -> tuple[RawTexts, list[T]]:

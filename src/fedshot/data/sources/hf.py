@@ -18,16 +18,14 @@ from fedshot.core.regular_files import real_path
 from fedshot.core.text import spelling
 from fedshot.data.dataset import Dataset, Pixels
 from fedshot.data.files.images import Aspect, decode
-from fedshot.data.sources.embedding import TextOptions, raw_texts
+from fedshot.data.sources.embedding import TextSource
 from fedshot.data.sources.missing import is_missing
-from fedshot.data.sources.source import Source
 from fedshot.data.sources.texts import labelled
-from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import Numbers, RawTexts, Tokens
 
 
 @dataclass(frozen=True)
-class HF(TextOptions, Source):
+class HF(TextSource):
     """One split of a dataset that `datasets.load_dataset` reads; set `text` or `image`.
 
     Args:
@@ -60,15 +58,8 @@ class HF(TextOptions, Source):
         if (self.text is None) == (self.image is None):
             raise DataError("set either `text` or `image` to the column that holds the data")
 
-    def load(self, data_dir: Path | None) -> Dataset:
-        """Download the split, unless it is cached, and read it into memory."""
-        return self._load(data_dir, raw=False)
-
-    def load_raw(self, data_dir: Path | None) -> Dataset:
-        """Read the split as `load` does, but without tokenising texts."""
-        return self._load(data_dir, raw=True)
-
     def _load(self, data_dir: Path | None, *, raw: bool) -> Dataset:
+        """Download the split, unless it is cached, and read it into memory."""
         table = self._table()
         labels = self._names(table, self.label, "class")
         feature = table.features[self.label]
@@ -81,11 +72,8 @@ class HF(TextOptions, Source):
         x: Pixels | Tokens | RawTexts
         if self.image is not None:
             x = self._images(table, self.image)
-        elif raw:
-            x, _ = raw_texts(self._texts(table, str(self.text)), self.path)
         else:
-            rows = ((i, tokenize(text)) for i, text in self._texts(table, str(self.text)))
-            x, _ = self.embed(rows, data_dir, self.path)
+            x, _ = self.read(self._texts(table, str(self.text)), data_dir, self.path, raw=raw)
         stem = self.path.rstrip("/").rpartition("/")[2]
         return labelled(stem, x, [str(c) for c in labels], users)
 

@@ -7,7 +7,7 @@ F2L: the first 20 classes are base, the next 5 validation, the last 16 novel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ import numpy as np
 from fedshot.core.errors import DataError
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, check_classes
-from fedshot.data.sources.embedding import TextOptions, raw_texts
-from fedshot.data.sources.source import Source, dataset_folder
+from fedshot.data.sources.embedding import TextSource, raw_texts
+from fedshot.data.sources.source import dataset_folder
 from fedshot.data.sources.texts import json_rows
 from fedshot.data.tokens import RawTexts, Tokens
 
@@ -27,29 +27,24 @@ _FILE = "huffpost.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuffPost(TextOptions, Source):
+class HuffPost(TextSource):
     """Headlines from `<data_dir>/huffpost/huffpost.json`; classes are numbers without names."""
 
     cut: int = 44
 
-    def load(self, data_dir: Path | None) -> Dataset:
-        """Read the headlines, in the order of the file."""
+    def _load(self, data_dir: Path | None, *, raw: bool) -> Dataset:
+        """Read the headlines, in the order of the file; raw ones have spaces between words."""
         path = dataset_folder(data_dir, "huffpost", _FILE) / _FILE
-        return _dataset(path, *self.embed(headlines(path), data_dir, path))
-
-    def load_raw(self, data_dir: Path | None) -> Dataset:
-        """Read the headlines with spaces between their words, in the order of the file."""
-        path = dataset_folder(data_dir, "huffpost", _FILE) / _FILE
-        rows = ((label, " ".join(words)) for label, words in headlines(path))
-        return _dataset(path, *raw_texts(rows, path))
-
-
-def _dataset(path: Path, x: Tokens | RawTexts, labels: Sequence[int]) -> Dataset:
-    y = np.array(labels, dtype=np.int64)
-    names = tuple(str(c) for c in range(_CLASSES))
-    check_classes(path, "headlines", y, names, "Fetch the file again.")
-    split = ClassSplit(tuple(range(20)), tuple(range(20, 25)), tuple(range(25, _CLASSES)))
-    return Dataset("huffpost", x, y, names, standard=split)
+        x: Tokens | RawTexts
+        if raw:
+            x, labels = raw_texts(((c, " ".join(words)) for c, words in headlines(path)), path)
+        else:
+            x, labels = self.embed(headlines(path), data_dir, path)
+        y = np.array(labels, dtype=np.int64)
+        names = tuple(str(c) for c in range(_CLASSES))
+        check_classes(path, "headlines", y, names, "Fetch the file again.")
+        split = ClassSplit(tuple(range(20)), tuple(range(20, 25)), tuple(range(25, _CLASSES)))
+        return Dataset("huffpost", x, y, names, standard=split)
 
 
 def headlines(path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -8,7 +8,7 @@ base classes, comp validation classes, the others novel.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,10 +19,8 @@ from fedshot.core.errors import DataError, nearest
 from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, check_classes
 from fedshot.data.files.tars import opened_tar
-from fedshot.data.sources.embedding import TextOptions, raw_texts
-from fedshot.data.sources.source import Source, dataset_folder
-from fedshot.data.sources.tokenizer import tokenize
-from fedshot.data.tokens import RawTexts, Tokens
+from fedshot.data.sources.embedding import TextSource
+from fedshot.data.sources.source import dataset_folder
 
 _FILE = "20news-bydate.tar.gz"
 _MEMBER = re.compile(r"(?:\./)?20news-bydate-(train|test)/([^/]+)/(\d{1,9})")
@@ -38,7 +36,7 @@ _NUMBERS = {group: c for c, group in enumerate(GROUPS)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class News20(TextOptions, Source):
+class News20(TextSource):
     """Messages from `<data_dir>/20newsgroups/20news-bydate.tar.gz`, read as latin-1.
 
     Quotes and signatures are kept, and so are messages without words: the counts are the
@@ -53,27 +51,18 @@ class News20(TextOptions, Source):
     cut: int = 500
     headers: Literal["subject", "none", "all"] = "subject"
 
-    def load(self, data_dir: Path | None) -> Dataset:
-        """Read and tokenise all messages, sorted by half, group and number."""
+    def _load(self, data_dir: Path | None, *, raw: bool) -> Dataset:
+        """Read all messages, sorted by half, group and number."""
         path = dataset_folder(data_dir, "news20", _FILE) / _FILE
-        rows = ((label, tokenize(text)) for label, text in self._rows(path))
-        return _dataset(path, *self.embed(rows, data_dir, path))
-
-    def load_raw(self, data_dir: Path | None) -> Dataset:
-        """Read all messages without tokenising them, in the same order as `load`."""
-        path = dataset_folder(data_dir, "news20", _FILE) / _FILE
-        return _dataset(path, *raw_texts(self._rows(path), path))
+        x, labels = self.read(self._rows(path), data_dir, path, raw=raw)
+        y = np.array(labels, dtype=np.int64)
+        check_classes(path, "messages", y, GROUPS, "Fetch the file again.")
+        parts = (tuple(_NUMBERS[g] for g in part) for part in (_BASE, _VALIDATION, _NOVEL))
+        return Dataset("news20", x, y, GROUPS, standard=ClassSplit(*parts))
 
     def _rows(self, path: Path) -> Iterator[tuple[int, str]]:
         for group, text in messages(path):
             yield _NUMBERS[group], readable_part(text, self.headers)
-
-
-def _dataset(path: Path, x: Tokens | RawTexts, labels: Sequence[int]) -> Dataset:
-    y = np.array(labels, dtype=np.int64)
-    check_classes(path, "messages", y, GROUPS, "Fetch the file again.")
-    parts = (tuple(_NUMBERS[g] for g in part) for part in (_BASE, _VALIDATION, _NOVEL))
-    return Dataset("news20", x, y, GROUPS, standard=ClassSplit(*parts))
 
 
 def readable_part(message: str, headers: Literal["subject", "none", "all"]) -> str:

@@ -23,8 +23,8 @@ from fedshot.core.ranges import AtLeast1
 from fedshot.core.regular_files import read_regular
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset, Ints, check_classes
-from fedshot.data.sources.embedding import Keep, TextOptions, raw_texts
-from fedshot.data.sources.source import Source, dataset_folder
+from fedshot.data.sources.embedding import Keep, TextSource
+from fedshot.data.sources.source import dataset_folder
 from fedshot.data.sources.texts import csv_rows, readable, unique_keys
 from fedshot.data.sources.tokenizer import tokenize
 from fedshot.data.tokens import Numbers, RawTexts
@@ -37,7 +37,7 @@ _POLARITY = {"0": 0, "4": 1, "2": None}  # 2 is neutral; only the hand-labelled 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent140(TextOptions, Source):
+class Sent140(TextSource):
     """Tweets from `<data_dir>/sent140`, without those that are neutral or have no word left.
 
     Args:
@@ -56,30 +56,14 @@ class Sent140(TextOptions, Source):
     cut: int = 20
     keep: Keep = "known"
 
-    def load(self, data_dir: Path | None) -> Dataset:
-        """Read the tweets; users are numbered in the order of their first tweets."""
+    def _load(self, data_dir: Path | None, *, raw: bool) -> Dataset:
+        """Read the tweets that have words; users are numbered in the order of first tweets."""
         path = self._path(data_dir)
-        rows = ((pair, tokenize(text)) for pair, text in _rows(path))
-        x, pairs = self.embed(rows, data_dir, path)
-        kept, y, users = self._kept(path, x.lengths(np.arange(len(x))) > 0, pairs)
-        return Dataset("sent140", x.only(kept), y, _CLASSES, users)
-
-    def load_raw(self, data_dir: Path | None) -> Dataset:
-        """Read the tweets without tokenising them; tweets without a word are left out."""
-        path = self._path(data_dir)
-        x, pairs = raw_texts(_rows(path), path)
-        kept, y, users = self._kept(path, np.array([bool(tokenize(t)) for t in x.texts]), pairs)
-        return Dataset(
-            "sent140", RawTexts(tuple(x.texts[i] for i in kept)), y, _CLASSES, users
-        )  # fmt: skip
-
-    def _kept(
-        self, path: Path, not_empty: npt.NDArray[np.bool_], pairs: list[tuple[int, int]]
-    ) -> tuple[Ints, Ints, Ints]:
-        """Return (rows of the tweets to keep, their classes, their user numbers starting at 0).
-
-        `pairs` are the (class, user) of all tweets; `not_empty` tells which of them have words.
-        """
+        x, pairs = self.read(_rows(path), data_dir, path, raw=raw)
+        if isinstance(x, RawTexts):
+            not_empty = np.array([bool(tokenize(text)) for text in x.texts])
+        else:
+            not_empty = x.lengths(np.arange(len(x))) > 0
         labels, user_of = np.array(pairs, dtype=np.int64).T
         n_tweets = np.bincount(user_of[not_empty], minlength=user_of.max() + 1)
         kept = np.flatnonzero(not_empty & self._chosen(n_tweets)[user_of])
@@ -91,7 +75,8 @@ class Sent140(TextOptions, Source):
         y = labels[kept]
         check_classes(path, "tweets", y, _CLASSES, "Lower `min_tweets`, or fetch the file again.")
         users = np.unique(user_of[kept], return_inverse=True)[1].reshape(-1).astype(np.int64)
-        return kept, y, users
+        x = RawTexts(tuple(x.texts[i] for i in kept)) if isinstance(x, RawTexts) else x.only(kept)
+        return Dataset("sent140", x, y, _CLASSES, users)
 
     def _chosen(self, n_tweets: Ints) -> npt.NDArray[np.bool_]:
         """Return, for each user, whether the user is used, given each user's number of tweets."""

@@ -18,9 +18,7 @@ from fedshot.core.errors import DataError
 from fedshot.core.regular_files import open_regular, read_regular
 from fedshot.core.text import count, spelling
 from fedshot.data.dataset import Dataset, Pixels, first_twice
-from fedshot.data.sources.embedding import TextOptions, raw_texts
-from fedshot.data.sources.source import Source
-from fedshot.data.sources.tokenizer import tokenize
+from fedshot.data.sources.embedding import TextSource
 from fedshot.data.tokens import Numbers, RawTexts, Tokens
 
 _MAX_LINE = 1 << 24  # bytes, or characters
@@ -31,7 +29,7 @@ _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
 
 
 @dataclass(frozen=True)
-class Texts(TextOptions, Source):
+class Texts(TextSource):
     """Texts from a table with a header (.csv, .tsv), or from JSON (.jsonl, .json), in UTF-8.
 
     Columns of a table are separated by commas, tabs or semicolons, as in its header. JSON has a row
@@ -51,33 +49,22 @@ class Texts(TextOptions, Source):
     label: str = "label"
     user: str | None = None
 
-    def load(self, data_dir: Path | None) -> Dataset:
-        """Read, tokenise and number the texts; rows stay in the order of the file."""
-        rows = ((pair, tokenize(text)) for pair, text in self._rows())
-        return self._dataset(*self.embed(rows, data_dir, self._path))
+    def _load(self, data_dir: Path | None, *, raw: bool) -> Dataset:
+        """Read the texts, in the order of the file."""
+        path = Path(self.path).expanduser()
+        x, pairs = self.read(self._rows(path), data_dir, path, raw=raw)
+        users = None if self.user is None else [user for _, user in pairs]
+        return labelled(path.stem, x, [label for label, _ in pairs], users)
 
-    def load_raw(self, data_dir: Path | None) -> Dataset:
-        """Read the texts without tokenising them."""
-        del data_dir
-        return self._dataset(*raw_texts(self._rows(), self._path))
-
-    @property
-    def _path(self) -> Path:
-        return Path(self.path).expanduser()
-
-    def _rows(self) -> Iterator[tuple[tuple[str, int], str]]:
+    def _rows(self, path: Path) -> Iterator[tuple[tuple[str, int], str]]:
         """Yield ((class, user), text) of each row."""
         names = Numbers()
         columns = [self.text, self.label, *([] if self.user is None else [self.user])]
-        for where, row in table_rows(self._path, columns):
+        for where, row in table_rows(path, columns):
             label, user = label_of(where, row, self.label), 0
             if self.user is not None:
                 user = names[spelling(label_of(where, row, self.user))]
             yield (label, user), text_of(where, row, self.text)
-
-    def _dataset(self, x: Tokens | RawTexts, pairs: Sequence[tuple[str, int]]) -> Dataset:
-        users = None if self.user is None else [user for _, user in pairs]
-        return labelled(self._path.stem, x, [label for label, _ in pairs], users)
 
 
 def labelled(
