@@ -15,7 +15,7 @@ import torch
 from fedshot.core.machine import arithmetic, begin_thread, cores
 from fedshot.data.dataset import Dataset, Encoding, Features
 from fedshot.data.encoders.frozen import Block, LoadedEncoder
-from fedshot.data.files.encoded_cache import cached_features, in_memory
+from fedshot.data.files.cache import cached_features, in_memory
 from fedshot.data.files.fingerprints import hash_json
 from fedshot.data.tokens import RawTexts
 

@@ -1,17 +1,18 @@
-"""A cache of decoded images on disk: one uint8 array, memory-mapped.
+"""A cache of decoded images, and of the features of encoders, on disk: memory-mapped arrays.
 
-An entry is a folder with `images.npy`, `labels.npy` and `about.json`. It is built under another
-name and then renamed, so it is always complete or absent. A process that is killed leaves a partial
-folder, which the next build of any entry removes. A file lock for each entry prevents two processes
-from building it at once; the system releases the lock when its process dies. Blocks of images are
-written to the file as they are decoded, not into a memory map: a full disk then raises an error
-instead of a fatal signal, and only one block is in memory.
+An entry is a folder: images have `images.npy` (uint8), `labels.npy` and `about.json`, features have
+`features.npy` (float32) and `about.json`. It is built under another name and then renamed, so it is
+always complete or absent. A process that is killed leaves a partial folder, which the next build of
+any entry removes. A file lock for each entry prevents two processes from building it at once; the
+system releases the lock when its process dies. Blocks of an array are written to the file as they
+are computed, not into a memory map: a full disk then raises an error instead of a fatal signal, and
+only one block is in memory.
 
-The key of an entry is a hash of the dataset's name, the contents of the source files, the loader's
+The key of images is a hash of the dataset's name, the contents of the source files, the loader's
 options, and VERSION, a number that grows when the code reads the same files differently. Contents
 are hashed once, and again only if a file's size or time stamps change. Entries whose sources have
 changed are kept, since other copies of those sources may be in use; to free the space, remove the
-cache folder. `encoded_cache.py` keeps the features of encoders beside the images.
+cache folder.
 """
 
 from __future__ import annotations
@@ -19,26 +20,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from fedshot.core import storage
 from fedshot.core.errors import DataError
 from fedshot.core.locks import locked
 from fedshot.data.class_split import ClassSplit
-from fedshot.data.dataset import Dataset, Ints, Pixels
+from fedshot.data.dataset import Dataset, Features, Ints, Pixels
 from fedshot.data.files.fingerprints import Fingerprints, hash_json
 
 VERSION = 1  # increase when a loader or Dataset.digest gives other results for the same files
 T = TypeVar("T")
+N = TypeVar("N", bound=np.generic)
 _LOCK, _PARTIAL = ".lock", ".partial"  # suffixes of names in the folder
 _SPOTS, _SPOT = 64, 4096  # number of samples of the file hashed on every load; bytes of each
 
@@ -87,7 +92,7 @@ def cached(name: str, sources: Sequence[Path], options: Mapping[str, Any], build
 
     if writable(folder, "images are decoded into memory"):
         return load_or_build(name, key, steady, folder)
-    return _in_memory(name, steady)
+    return _images_in_memory(name, steady)
 
 
 def load_or_build(name: str, key: str, build: Build, folder: Path) -> Dataset:
@@ -250,15 +255,74 @@ def writable(folder: Path, otherwise: str) -> bool:
     return True
 
 
-def _in_memory(name: str, build: Build) -> Dataset:
+def _images_in_memory(name: str, build: Build) -> Dataset:
     held: list[Pixels] = []
 
     def put(shape: tuple[int, int, int, int], blocks: Iterable[Pixels]) -> None:
-        x, start = np.empty(shape, dtype=np.uint8), 0
-        for block in blocks:
-            x[start : start + len(block)] = block
-            start += len(block)
-        held.append(x)
+        held.append(_filled(shape, np.uint8, blocks))
 
     labels = build(put)
     return Dataset(name, held[0], labels.y, labels.class_names, standard=labels.standard)
+
+
+def _filled(
+    shape: tuple[int, ...], dtype: type[N], blocks: Iterable[npt.NDArray[N]]
+) -> npt.NDArray[N]:
+    """Return an array of this shape with the rows of the blocks."""
+    x, start = np.empty(shape, dtype=dtype), 0
+    for block in blocks:
+        x[start : start + len(block)] = block
+        start += len(block)
+    return x
+
+
+def cached_features(
+    name: str, key: str, n: int, blocks: Callable[[], Iterator[Features]]
+) -> Features:  # fmt: skip
+    """Return features, float32 [n, d], from the cache folder; compute them if they are not there.
+
+    Args:
+        name: name of the dataset.
+        key: SHA-256 of everything that the features depend on.
+        n: number of examples.
+        blocks: computes the features and yields them in blocks of rows, float32 [k, d].
+
+    If the folder is not writable, the features are computed into memory.
+    """
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:40]
+    entry = storage.cache_folder() / f"{plain}-features-{key[:24]}"
+    if (found := _read_features(key, n, entry)) is not None:
+        return found
+    if not writable(entry.parent, "features are computed"):
+        return in_memory(n, blocks())
+    return read_or_write(
+        entry,
+        lambda place: _read_features(key, n, place),
+        lambda folder: _write_features(key, n, blocks(), folder),
+    )
+
+
+def in_memory(n: int, blocks: Iterator[Features]) -> Features:
+    """Return blocks of features as one array [n, d]."""
+    first = next(blocks)
+    return _filled((n, first.shape[1]), np.float32, chain([first], blocks))
+
+
+def _write_features(key: str, n: int, blocks: Iterator[Features], folder: Path) -> None:
+    path, first = folder / "features.npy", next(blocks)
+    write_blocks(path, first.dtype, (n, first.shape[1]), chain([first], blocks))
+    about = {"key": key, "features": spots(path)}
+    storage.write_bytes(folder / "about.json", json.dumps(about).encode(), sync=True)
+
+
+def _read_features(key: str, n: int, entry: Path) -> Features | None:
+    """Return the features in the cache entry `entry`; None if it is absent or damaged."""
+    path = entry / "features.npy"
+    try:
+        about = json.loads((entry / "about.json").read_bytes())
+        if about != {"key": key, "features": spots(path)}:
+            return None
+        x = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return np.asarray(x) if x.shape[:1] == (n,) and x.ndim == 2 else None
