@@ -16,7 +16,6 @@ from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.seeds import Key
 from fedshot.data.dataset import Dataset
-from fedshot.data.episodes.own_class_tasks import own_tasks
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.own_classes import Clusters, Pathological
 from fedshot.data.partitions.partition import Partition
@@ -256,9 +255,9 @@ def test_a_client_is_not_tested_on_what_it_never_saw() -> None:
     )
     train = Partition.of([np.array([0, 2])])
     with pytest.raises(DataError, match="client 0 is tested on class 'c'"):
-        own_tasks(data, train, Partition.of([np.array([1, 4])]), [0], Key(0))
+        EpisodicTest.own(data, train, Partition.of([np.array([1, 4])]), [0], Key(0))
     with pytest.raises(DataError, match="client 0 has no images to test on"):
-        own_tasks(data, train, Partition.of([np.array([], np.int64)]), [0], Key(0))
+        EpisodicTest.own(data, train, Partition.of([np.array([], np.int64)]), [0], Key(0))
 
 
 def test_own_tests_have_no_other_shape() -> None:

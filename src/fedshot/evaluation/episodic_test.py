@@ -26,7 +26,7 @@ from typing_extensions import TypedDict
 
 from fedshot.core import tree
 from fedshot.core.devices import CPU
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.ranges import AtLeast1, Episodes
 from fedshot.core.records import Share, Whole
 from fedshot.core.seeds import Key
@@ -35,7 +35,6 @@ from fedshot.core.tree import form
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes.episode import Tasks, check_counts, examples
 from fedshot.data.episodes.group_sampler import GroupSampler, GroupTasks
-from fedshot.data.episodes.own_class_tasks import own_tasks
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.partitions.partition import Partition
 from fedshot.learners.feature_cache import EpisodeIndex
@@ -232,9 +231,33 @@ class EpisodicTest:
     ) -> EpisodicTest:
         """Return a test of clients on their own classes, one episode for each of `clients`.
 
-        Support examples are from the client's rows in `train`, queries from its rows in `held`.
+        Args:
+            dataset: the dataset of both partitions.
+            train: the training data of the clients, used as support sets.
+            held: their held-out data, used as query sets in random order, so that positions do not
+                reveal labels.
+            clients: the clients to test, in the order of their episodes.
+            key: seeds the order of queries.
+
+        Raises DataError for a client without held-out data, or with a query of a class that it does
+        not train on.
         """
-        return cls(dataset, own_tasks(dataset, train, held, clients, key), tuple(clients))
+        support, query, classes = [], [], []
+        for c in clients:
+            mine, asked = train[c], held[c]
+            known = np.unique(dataset.y[mine]).astype(np.int64)
+            if not len(asked):
+                raise DataError(f"client {c} has no images to test on. Raise `shot`.")
+            strange = np.setdiff1d(dataset.y[asked], known)
+            if len(strange):
+                raise DataError(
+                    f"client {c} is tested on class {dataset.class_names[strange[0]]!r}, of which "
+                    "it has no training image"
+                )
+            support.append(mine[np.argsort(dataset.y[mine], kind="stable")])
+            query.append(key.at("client", c).numpy().permutation(asked))
+            classes.append(known)
+        return cls(dataset, Tasks(tuple(support), tuple(query), tuple(classes)), tuple(clients))
 
     def __len__(self) -> int:
         return len(self._tasks)
