@@ -18,9 +18,8 @@ pytest.importorskip(
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
-from fedshot.deploy.flower.keys import load_node_key, make_node_key
+from fedshot.deploy.flower.keys import Peers, load_node_key, make_node_key
 from fedshot.deploy.flower.node_registry import admit, parse_clients
-from fedshot.deploy.flower.peers import Peers
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.privacy.secure_sums.masking_clients import KEYS, SHARES, MaskingClients

@@ -40,6 +40,7 @@ from fedshot.deploy.flower.data_files import (
 from fedshot.deploy.flower.flower_runs import Deployment, open_experiment
 from fedshot.deploy.flower.keys import (
     CA_KEY,
+    Peers,
     Verifier,
     fingerprint,
     load_node_key,
@@ -52,7 +53,6 @@ from fedshot.deploy.flower.messages import WireMessage, refusal
 from fedshot.deploy.flower.node import NodeLoop
 from fedshot.deploy.flower.node_registry import admit, parse_clients
 from fedshot.deploy.flower.packing import pack_client, pack_tests
-from fedshot.deploy.flower.peers import Peers
 from fedshot.deploy.flower.policy import Policy
 from fedshot.deploy.flower.processes import Children, exit_with_parent
 from fedshot.deploy.flower.server_folder import (

@@ -18,11 +18,12 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, utils
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedshot.core.errors import ConfigError
 from fedshot.core.serialised import CodecError
+from fedshot.deploy.flower.node_registry import read_entries
 from fedshot.deploy.flower.server_folder import (
     CA,
     CERTIFICATE,
@@ -33,6 +34,8 @@ from fedshot.deploy.flower.server_folder import (
 
 CA_KEY = "ca.key"
 _CURVE = ec.SECP256R1()  # every request is signed, and P-256 is ten times faster than P-384
+_HALF = 32  # bytes of each of the two numbers of a signature on P-256
+_ALGORITHM = ec.ECDSA(hashes.SHA256())
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})")
 _MAX_PROOF = 1 << 14  # characters of a certificate and a signature
 _BACKDATE = datetime.timedelta(hours=1)  # tolerates clocks that are behind
@@ -165,7 +168,7 @@ class Signer:
 
     def sign(self, digest: bytes) -> str:
         """Return the proof of origin for a message with this hash: certificate and signature."""
-        signature = self._key.sign(digest, ec.ECDSA(hashes.SHA256()))
+        signature = self._key.sign(digest, _ALGORITHM)
         return json.dumps({"certificate": self._certificate, "signature": signature.hex()})
 
 
@@ -189,12 +192,58 @@ class Verifier:
                 raise ValueError("the certificate is not valid")
             if not isinstance(key, ec.EllipticCurvePublicKey):
                 raise TypeError("it is not an elliptic-curve key")
-            key.verify(bytes.fromhex(found["signature"]), digest, ec.ECDSA(hashes.SHA256()))
+            key.verify(bytes.fromhex(found["signature"]), digest, _ALGORITHM)
         except (
             ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidSignature,
             UnsupportedAlgorithm, x509.ExtensionNotFound,
         ):  # fmt: skip
             raise CodecError("it is not signed by the server") from None
+
+
+class Peers:
+    """The nodes of a federation, as one of them knows them, for signed keys of secure sums.
+
+    The holder of a node gets the .pub and .json files of all nodes, as in the folder `nodes` of the
+    server, and compares them with the other holders. The server can then neither replace the keys
+    from which clients derive masks nor invent clients.
+
+    Args:
+        key: the private key of this node.
+        folder: the files NAME.pub and NAME.json of every node.
+
+    Raises:
+        ConfigError: the folder has no nodes, a file is missing or damaged, or two nodes have the
+            same client.
+    """
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey, folder: Path) -> None:
+        entries, keys = read_entries(folder), load_public_keys(folder)
+        if not entries or entries.keys() != keys.keys():
+            raise ConfigError(
+                f"{folder} does not have a .pub and a .json file of every node. Copy both from the "
+                "server's folder `nodes`, and compare the SHA-256 of each .pub with its holder."
+            )
+        self._key = key
+        self._keys = {
+            client: serialization.load_pem_public_key(keys[name])
+            for name, entry in entries.items()
+            for client in entry.clients
+        }
+
+    def sign(self, text: bytes) -> bytes:
+        """Return the node's signature, 64 bytes."""
+        numbers = utils.decode_dss_signature(self._key.sign(text, _ALGORITHM))
+        return b"".join(number.to_bytes(_HALF) for number in numbers)
+
+    def check(self, client: int, text: bytes, signature: bytes) -> None:
+        """Raise ValueError unless the node of a client has signed a text."""
+        if client not in self._keys:
+            raise ValueError(f"no node of --peers has client {client}")
+        r, s = (int.from_bytes(half) for half in (signature[:_HALF], signature[_HALF:]))
+        try:
+            self._keys[client].verify(utils.encode_dss_signature(r, s), text, _ALGORITHM)
+        except InvalidSignature:
+            raise ValueError(f"the keys of client {client} are not signed by its node") from None
 
 
 def _make_authority(folder: Path, days: int) -> None:
