@@ -1,4 +1,4 @@
-"""The split of a dataset's classes into base, validation and novel classes."""
+"""The split of a dataset's classes, and of its rows, into base, validation and novel ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from fedshot.core.errors import ConfigError, DataError, nearest
 from fedshot.core.seeds import Key
 from fedshot.core.text import count, joined
-from fedshot.data.dataset import Dataset, first_twice
+from fedshot.data.dataset import Dataset, Ints, first_twice
 
 _FEWEST = 3  # classes of data that are split by themselves
 _MANY = 30  # number of classes above which an error lists only the closest ones
@@ -108,6 +108,23 @@ class ClassSplit:
         order = held[key.at("classes").numpy().permutation(len(held))[:n]]
         parts = np.split(order, (n_base, n_base + n_validation))
         return cls(*(tuple(sorted(part.tolist())) for part in parts))
+
+
+@dataclass(frozen=True, eq=False)
+class RowSplit:
+    """Row numbers for training (`base`), model selection (`validation`) and testing (`novel`).
+
+    The parts have different classes, or the same classes and different users.
+    """
+
+    base: Ints
+    validation: Ints
+    novel: Ints
+
+    @classmethod
+    def of_classes(cls, dataset: Dataset, split: ClassSplit) -> RowSplit:
+        """Return the rows of the classes in each part of a split."""
+        return cls(*map(dataset.images_of, (split.base, split.validation, split.novel)))
 
 
 def random_shares(dataset: Dataset) -> tuple[int, int, int]:

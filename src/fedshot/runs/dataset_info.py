@@ -22,8 +22,8 @@ from fedshot.core import records, storage
 from fedshot.core.errors import CheckpointError, ConfigError
 from fedshot.core.records import Whole
 from fedshot.core.text import named_client, natural, typed
+from fedshot.data.class_split import RowSplit
 from fedshot.data.dataset import Dataset, Kind
-from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.tokens import Tokens
 
 FILE, WORDS = "data.json", "words.safetensors"

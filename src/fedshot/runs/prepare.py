@@ -15,14 +15,13 @@ from fedshot.core.errors import ConfigError, DataError, check_kind
 from fedshot.core.machine import cores
 from fedshot.core.seeds import Key
 from fedshot.core.text import count, named_client
-from fedshot.data.class_split import ClassSplit, some_names
+from fedshot.data.class_split import ClassSplit, RowSplit, some_names
 from fedshot.data.copies import Copies
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.encoders.encoded import encoded, encoded_digest
 from fedshot.data.encoders.frozen import LoadedEncoder
 from fedshot.data.encoders.module import held
 from fedshot.data.episodes.episode import Tasks
-from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.files.places import find_data_dir
 from fedshot.data.partitions.partition import (

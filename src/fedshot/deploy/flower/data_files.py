@@ -24,8 +24,8 @@ import torch
 from fedshot.config.load import Config
 from fedshot.core import storage
 from fedshot.core.errors import ConfigError, DataError
+from fedshot.data.class_split import RowSplit
 from fedshot.data.dataset import Dataset, Encoding, Ints
-from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.partitions.partition import ClientSplit, Partition
 from fedshot.data.partitions.resampled import Pool
 from fedshot.data.tokens import PADDING, Table, Tokens, Words

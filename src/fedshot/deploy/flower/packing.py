@@ -20,8 +20,8 @@ import numpy as np
 from fedshot.config.load import Config
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.text import count
+from fedshot.data.class_split import RowSplit
 from fedshot.data.dataset import Dataset, first_twice
-from fedshot.data.episodes.row_split import RowSplit
 from fedshot.data.partitions.partition import Partition, infeasible_clients
 from fedshot.data.tokens import Tokens
 from fedshot.deploy.flower.data_files import ServerTestRun, kind_of, write_client, write_tests
