@@ -54,7 +54,7 @@ def test_a_set_has_its_counts_and_split_and_is_decoded_once(
     assert dataset.x.shape == shape
     if per_class is not None:
         assert set(np.bincount(dataset.y).tolist()) == {per_class}
-    found = source.split(dataset)
+    found = dataset.standard
     assert [len(part) for part in (found.base, found.validation, found.novel)] == split
     monkeypatch.setattr(
         "fedshot.data.files.cache.load_or_build", lambda *_: pytest.fail("built again")

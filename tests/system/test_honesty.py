@@ -53,12 +53,8 @@ class Mine:
     def load(self, data_dir: Path | None) -> Dataset:
         """Return them."""
         digits = Digits().load(data_dir)
-        return replace(digits, name="negatives", x=255 - digits.pixels, standard=None)
-
-    def split(self, dataset: Dataset) -> ClassSplit | None:
-        """Return the first six against the others."""
-        del dataset
-        return ClassSplit((0, 1, 2, 3, 4, 5), (), (6, 7, 8, 9))
+        split = ClassSplit((0, 1, 2, 3, 4, 5), (), (6, 7, 8, 9))
+        return replace(digits, name="negatives", x=255 - digits.pixels, standard=split)
 
 
 def test_a_run_on_data_of_a_program_records_their_hash_and_asks_for_them_again(
@@ -67,9 +63,8 @@ def test_a_run_on_data_of_a_program_records_their_hash_and_asks_for_them_again(
     shape = {"episode": {"way": 3}, "test": {"way": 3}, "run": {"rounds": 2}}
     config = Config.of(merged(SMALL, shape))
     dataset = Mine().load(None)
-    whole = replace(dataset, standard=Mine().split(dataset))
     folders = tmp_path / "source", tmp_path / "dataset"
-    for folder, data in zip(folders, (Mine(), whole), strict=True):
+    for folder, data in zip(folders, (Mine(), dataset), strict=True):
         first = Experiment(PreparedRun(replace(config, data=data)), folder)  # type: ignore[type-var]
         next(iter(first.run()))
         held = run_folder.written(folder)
@@ -79,9 +74,9 @@ def test_a_run_on_data_of_a_program_records_their_hash_and_asks_for_them_again(
             text = capsys.readouterr().err
             assert "'negatives' was passed in Python" in text
             assert "fedshot.train(data=dataset, out=folder, resume=True)" in text
-    again = run_folder.configuration(folders[0]).with_data(whole)
+    again = run_folder.configuration(folders[0]).with_data(dataset)
     assert [record.round for record in Experiment(PreparedRun(again), folders[0]).run()] == [1, 2]
-    other = replace(whole, x=255 - whole.pixels)
+    other = replace(dataset, x=255 - dataset.pixels)
     with pytest.raises(CheckpointError, match=r"data\.digest was"):
         Experiment(PreparedRun(again.with_data(other)), folders[0])
 

@@ -142,8 +142,7 @@ class FederatedDataset:
             shares = config.split.users
             self.rows = RowSplit(*split_users(self.dataset, shares, splits.at("split")))
         else:
-            self.split = config.split.of(self.dataset, config.data.split(self.dataset), splits)
-            self.split.check(self.dataset)
+            self.split = config.split.of(self.dataset, self.dataset.standard, splits)
             self.rows = RowSplit.of_classes(self.dataset, self.split)
         # Without novel rows, the partition defines the tests and is drawn from test.seed, so
         # that all training seeds share one test.

@@ -127,7 +127,7 @@ def test_both_splits_come_with_fedshot(tmp_path, pngs):
     for variant, counts in (("fc100", [60, 20, 20]), ("cifar_fs", [64, 16, 20])):
         source = Cifar100(variant)
         dataset = source.load(tmp_path)
-        split = source.split(dataset)
+        split = dataset.standard
         assert dataset.name == variant
         assert split is not None
         assert [len(p) for p in (split.base, split.validation, split.novel)] == counts
@@ -174,7 +174,7 @@ def test_cifar10_is_read_from_its_batches_and_has_no_split(tmp_path):
     assert dataset.class_names == CIFAR10
     assert np.bincount(dataset.y).tolist() == [6] * 10
     assert np.array_equal(dataset.x[5], image(0, 5))  # test images come last in their class
-    assert source.split(dataset) is None
+    assert dataset.standard is None
 
 
 def test_what_is_missing_is_named_with_its_place(tmp_path):

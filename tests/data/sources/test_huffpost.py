@@ -33,7 +33,7 @@ def test_both_forms_of_a_row_are_the_same_and_words_stay_as_they_are(home):
     assert dataset.y.tolist() == [40, *range(40)]
     assert dataset.class_names == tuple(map(str, range(41)))
     assert dataset.shape == (44, 2)
-    split = HuffPost().split(dataset)
+    split = dataset.standard
     assert split is not None
     ends = [(part[0], part[-1], len(part)) for part in (split.base, split.validation, split.novel)]
     assert ends == [(0, 19, 20), (20, 24, 5), (25, 40, 16)]

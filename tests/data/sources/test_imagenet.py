@@ -84,7 +84,7 @@ def test_every_layout_gives_the_same_dataset_and_the_published_split(tmp_path):
     for dataset in sets:
         assert dataset.class_names == tuple(CLASSES)
         assert dataset.y.tolist() == [c for c in range(100) for _ in range(2)]
-        split = MiniImageNet().split(dataset)
+        split = dataset.standard
         assert split is not None
         assert [len(p) for p in (split.base, split.validation, split.novel)] == [64, 16, 20]
         assert [dataset.class_names[c] for c in split.novel] == sorted(MINI["novel"])

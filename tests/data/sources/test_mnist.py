@@ -40,7 +40,7 @@ def test_the_halves_that_are_there_are_read_training_images_first(tmp_path):
     dataset = source.load(tmp_path)
     assert np.array_equal(dataset.x[..., 0], X)
     assert dataset.y.tolist() == Y.tolist()
-    assert source.split(dataset) == ClassSplit((0, 1, 2, 3, 4), (), (5, 6, 7, 8, 9))
+    assert dataset.standard == ClassSplit((0, 1, 2, 3, 4), (), (5, 6, 7, 8, 9))
     write(tmp_path / "mnist", "train", 255 - X)
     assert source.halves(tmp_path) == ("train", "t10k")
     assert np.array_equal(source.load(tmp_path).x[:20, ..., 0], 255 - X)

@@ -57,7 +57,7 @@ def test_both_halves_are_read_sorted_by_half_group_and_number(home):
     assert dataset.class_names == GROUPS == tuple(sorted(GROUPS))
     assert dataset.y.tolist() == [*range(20), *range(20)]
     assert dataset.shape == (500, 2)
-    split = News20().split(dataset)
+    split = dataset.standard
     assert split is not None
     parts = [[GROUPS[c] for c in part] for part in (split.base, split.validation, split.novel)]
     assert [len(part) for part in parts] == [8, 5, 7]

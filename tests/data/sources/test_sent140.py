@@ -68,7 +68,7 @@ def test_known_words_are_kept_and_users_are_numbers_by_first_appearance(home):
     words = dataset.x.rows(np.arange(3))
     assert words.tolist() == [[2, 3, 4, 2, 5], [4, 0, 0, 0, 0], [3, 3, 0, 0, 0]]
     assert dataset.x.lengths(np.arange(4)).max() == 20
-    assert Sent140().split(dataset) is None
+    assert dataset.standard is None
 
 
 def test_all_words_are_kept_on_request(home):

@@ -43,7 +43,7 @@ def test_digits_come_with_scikit_learn_and_use_the_whole_range():
     assert dataset.x.shape == (1797, 8, 8, 1)
     assert (dataset.x.min(), dataset.x.max()) == (0, 255)
     assert dataset.class_names == tuple("0123456789")
-    assert Digits().split(dataset) == ClassSplit((0, 1, 2, 3, 4), (), (5, 6, 7, 8, 9))
+    assert dataset.standard == ClassSplit((0, 1, 2, 3, 4), (), (5, 6, 7, 8, 9))
 
 
 def test_glyphs_are_the_same_bits_on_every_machine_and_split_by_class():
@@ -52,7 +52,7 @@ def test_glyphs_are_the_same_bits_on_every_machine_and_split_by_class():
     assert (dataset.x.min(), dataset.x.max()) == (0, 255)
     assert np.bincount(dataset.y).tolist() == [20] * 200
     assert len(np.unique(dataset.x, axis=0)) == 4000
-    split = Glyphs().split(dataset)
+    split = dataset.standard
     assert split.base + split.validation + split.novel == tuple(range(200))
     assert (len(split.base), len(split.validation), len(split.novel)) == (120, 30, 50)
     assert dataset.digest == "8095d2feb8be8558a03199c79d86cf7e06957c4fa1d73bc292ce2a107c3208d5"
@@ -87,7 +87,7 @@ def test_a_folder_is_read_by_class_in_the_order_of_names(pets):
     assert dataset.shape == (4, 6, 3)
     assert dataset.x[:, 0, 0].tolist() == [[255, 0, 0], [0, 0, 255], [0, 255, 0]]
     assert dataset.skipped == "1 file of other kinds skipped (.txt 1)"
-    assert ImageFolder(str(pets)).split(dataset) is None
+    assert dataset.standard is None
 
 
 def test_pictures_are_scaled_and_made_grey_on_request(pets):
@@ -137,7 +137,7 @@ def test_folders_called_base_and_novel_tell_the_split(tmp_path):
     source = ImageFolder(str(tmp_path))
     dataset = source.load(None)
     assert dataset.class_names == ("ant", "bee", "cat", "zebra")
-    assert source.split(dataset) == ClassSplit((0, 3), (1,), (2,))
+    assert dataset.standard == ClassSplit((0, 3), (1,), (2,))
 
 
 def test_a_class_in_two_parts_of_the_split_is_refused(tmp_path):
@@ -410,7 +410,7 @@ def test_an_npz_file_gains_a_channel_class_names_and_renumbered_users(tmp_path):
     assert dataset.users.tolist() == [1, 0, 1]
     assert dataset.groups is not None
     assert dataset.groups.tolist() == [5, -1, 5]
-    assert full.split(dataset) is None
+    assert dataset.standard is None
 
 
 @pytest.mark.parametrize(
@@ -571,7 +571,7 @@ def test_a_small_omniglot_is_read_with_its_split_and_ink_bright(small):
     assert dataset.shape == (14, 14, 1)
     assert (dataset.x[:, :, :6] == 255).all()
     assert (dataset.x[:, :, 8:] == 0).all()
-    assert source.split(dataset) == ClassSplit((1,), (2,), (0,))
+    assert dataset.standard == ClassSplit((1,), (2,), (0,))
 
 
 def test_a_missing_omniglot_file_is_named_with_its_place(small):
@@ -627,7 +627,7 @@ def test_omniglot_has_1623_characters_of_20_drawings_and_the_split_of_vinyals():
     dataset = Omniglot().load(Path(folder))
     assert dataset.x.shape == (32_460, 28, 28, 1)
     assert np.bincount(dataset.y).tolist() == [20] * 1623
-    split = Omniglot().split(dataset)
+    split = dataset.standard
     assert split is not None
     assert [len(part) for part in (split.base, split.validation, split.novel)] == [1028, 172, 423]
     assert 0.05 < dataset.x.mean() / 255 < 0.15  # ink is bright, and there is little of it

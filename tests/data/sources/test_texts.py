@@ -53,7 +53,7 @@ def test_a_csv_and_json_lines_give_the_same_dataset(tmp_path, vectors):
             [1, 5, 0, 0, 0],
             [0, 0, 0, 0, 0],
         ]
-        assert source.split(dataset) is None
+        assert dataset.standard is None
 
 
 def test_a_byte_order_mark_and_labels_that_are_numbers_are_fine(tmp_path, vectors):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class InMemory(Source):
         if self.held is not None:
             read = self.held.load_raw if raw else self.held.load
             loaded: Dataset = read(data_dir)
-            return replace(loaded, standard=self.held.split(loaded))
+            return loaded
         known = f", SHA-256 {self.digest}" if self.digest else ""
         raise DataError(
             f"the dataset {self.dataset!r} was passed in Python{known}, and no file "

@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from fedshot.core.errors import DataError
-from fedshot.data.class_split import ClassSplit
 from fedshot.data.dataset import Dataset, Pixels, check_classes
 from fedshot.data.files.archives import Archive
 from fedshot.data.files.cache import Labels, Put
@@ -30,10 +29,6 @@ class Source(Protocol):
     def load_raw(self, data_dir: Path | None) -> Dataset:
         """Read the data for an encoder: texts are not tokenised and need no word vectors."""
         return self.load(data_dir)
-
-    def split(self, dataset: Dataset) -> ClassSplit | None:
-        """Return the standard class split of a loaded dataset, or None if it has none."""
-        return dataset.standard
 
 
 def dataset_folder(data_dir: Path | None, source: str, wanted: str) -> Path:
