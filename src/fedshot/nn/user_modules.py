@@ -35,6 +35,21 @@ class UserModule:
         default=None, init=False, repr=False, compare=False, kw_only=True
     )
 
+    @classmethod
+    def holding(cls, options: Any, module: Any) -> Self:
+        """Return `options` with `module`, or the module that it returns if it is a function.
+
+        Raises ConfigError if the options are of another class, or if `module` is neither.
+        """
+        if not isinstance(options, cls):
+            article = "an" if cls.argument[0] in "aeiou" else "a"
+            raise ConfigError(
+                f"{article} {cls.argument} was passed, and {cls.option} is a "
+                f"{type(options).__name__}. Set {cls.option}.name to 'module', or leave "
+                f"`{cls.argument}` out."
+            )
+        return options.hold(module)
+
     def hold(self, module: Any) -> Self:
         """Return these options with `module`, or the module that it returns if it is a function.
 

@@ -20,7 +20,7 @@ from fedshot.data.copies import Copies
 from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.encoders.encoded import encoded, encoded_digest
 from fedshot.data.encoders.frozen import LoadedEncoder
-from fedshot.data.encoders.module import held
+from fedshot.data.encoders.module import ModuleEncoder
 from fedshot.data.episodes.episode import Tasks
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.data.files.places import find_data_dir
@@ -37,7 +37,7 @@ from fedshot.data.sources.sent140 import split_users
 from fedshot.evaluation.episodic_test import EpisodicTest, TestOptions
 from fedshot.fleets.attacks import Collusion
 from fedshot.nn.models.cost import step_flops
-from fedshot.nn.models.module_backbone import ModuleBackbone, held_backbone
+from fedshot.nn.models.module_backbone import ModuleBackbone
 from fedshot.privacy.differential import ExampleLevel
 from fedshot.privacy.secure_sums.requirements import check_run
 from fedshot.protocol.aggregators import PlainMean
@@ -75,9 +75,10 @@ def read_data(config: Config, data_dir: str | None = None) -> tuple[Config, Data
 def with_modules(config: Config, encoder: Any, backbone: Any) -> Config:
     """Return the configuration with the modules that a Python program passes; None: no change."""
     if encoder is not None:
-        config = config.with_encoder(held(config.model.encoder, encoder))
+        options = config.model.encoder or ModuleEncoder()
+        config = config.with_encoder(ModuleEncoder.holding(options, encoder))
     if backbone is not None:
-        config = config.with_backbone(held_backbone(config.model.backbone, backbone))
+        config = config.with_backbone(ModuleBackbone.holding(config.model.backbone, backbone))
     return config
 
 

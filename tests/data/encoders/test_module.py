@@ -20,6 +20,7 @@ from fedshot.core.errors import ConfigError, InputError
 from fedshot.data.encoders.encoded import BLOCK, encoded, features_of
 from fedshot.data.encoders.frozen import hash_weights
 from fedshot.data.encoders.module import ModuleEncoder
+from fedshot.data.encoders.timm_models import TimmEncoder
 from fedshot.data.sources.digits import Digits
 from fedshot.runs.prepare import FederatedDataset
 from fedshot.use.trained import TrainedRun
@@ -199,6 +200,11 @@ def test_another_encoder_is_refused_with_both_hashes(tmp_path: Path) -> None:
             use()
     with pytest.raises(ConfigError, match="encoder=module"):
         fs.FewShotClassifier(tmp_path).fit(Digits().load(None).pixels[:4], [0, 0, 1, 1])
+
+
+def test_options_that_read_another_encoder_refuse_a_module() -> None:
+    with pytest.raises(ConfigError, match=r"an encoder was passed, and model.encoder is a Timm"):
+        ModuleEncoder.holding(TimmEncoder("resnet18"), conv4())
 
 
 @pytest.mark.slow

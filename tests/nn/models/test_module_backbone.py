@@ -22,7 +22,7 @@ from fedshot.nn.models.backbones import Conv4
 from fedshot.nn.models.layers import dropout
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
-from fedshot.nn.models.module_backbone import ModuleBackbone, held_backbone
+from fedshot.nn.models.module_backbone import ModuleBackbone
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
 from system.runs import CHOOSING, SMALL, merged
@@ -60,7 +60,7 @@ def trained(folder: Path, method: str, backbone: Any, **run: Any) -> Experiment:
     settings = merged(SMALL, CHOOSING, TWO, network, {"method": METHODS[method], "run": run})
     config = Config.of(settings)
     if not isinstance(backbone, dict):
-        config = config.with_backbone(held_backbone(config.model.backbone, backbone))
+        config = config.with_backbone(ModuleBackbone.holding(config.model.backbone, backbone))
     made = Experiment(PreparedRun(config), folder)
     list(made.run())
     return made
@@ -418,9 +418,9 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         with pytest.raises(ConfigError, match=message):
             Config.of({"model": {"backbone": {"name": "module", **options}}})
     with pytest.raises(ConfigError, match=r"a backbone was passed, and model.backbone is a Conv4"):
-        held_backbone(Conv4(), Conv4Module())
+        ModuleBackbone.holding(Conv4(), Conv4Module())
     with pytest.raises(ConfigError, match="backbone is of type int"):
-        held_backbone(ModuleBackbone(), 3)
+        ModuleBackbone.holding(ModuleBackbone(), 3)
     with pytest.raises(ConfigError, match="tune is 'none': prototypes has no parameters"):
         Proto(model(Conv4Module(), tune="none"))
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import ConfigError
 from fedshot.data.dataset import Kind, Pixels
 from fedshot.data.encoders.frozen import EncoderOptions, LoadedEncoder, Network, hash_weights
 from fedshot.nn.user_modules import UserModule
@@ -35,21 +34,6 @@ class ModuleEncoder(UserModule, EncoderOptions):
         if kind == "images":
             return LoadedEncoder(options, lambda: Network(module, _tensor), device)
         return LoadedEncoder(options, lambda: Network(module, list), device, parallel=False)
-
-
-def held(options: EncoderOptions | None, encoder: Any) -> EncoderOptions:
-    """Return the configured encoder options, or new ones, with an encoder passed in Python.
-
-    The encoder is a `torch.nn.Module`, or a function that returns one. Raises ConfigError if the
-    configured options read an encoder from files.
-    """
-    options = ModuleEncoder() if options is None else options
-    if not isinstance(options, ModuleEncoder):
-        raise ConfigError(
-            f"an encoder was passed, but model.encoder is a {type(options).__name__}, which reads "
-            "its own files. Leave `encoder` out."
-        )
-    return options.hold(encoder)
 
 
 def _tensor(images: Pixels) -> Tensor:

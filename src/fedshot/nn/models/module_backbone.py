@@ -276,19 +276,6 @@ class ModuleBackbone(UserModule):
         return found.to(x.dtype), _nested(after)
 
 
-def held_backbone(options: Any, module: Any) -> ModuleBackbone:
-    """Return the options of a backbone, with the module that a Python program passed.
-
-    `module` is a `torch.nn.Module`, or a function that returns one.
-    """
-    if not isinstance(options, ModuleBackbone):
-        raise ConfigError(
-            f"a backbone was passed, and model.backbone is a {type(options).__name__}. Set "
-            "model.backbone.name to 'module', or leave `backbone` out."
-        )
-    return options.hold(module)
-
-
 def _check_weights(module: nn.Module) -> None:
     """Raise ConfigError for weights without values, and for TorchScript with its fixed weights."""
     if any(isinstance(one, torch.jit.ScriptModule) for one in module.modules()):
