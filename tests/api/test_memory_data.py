@@ -147,6 +147,18 @@ def test_named_classes_of_a_hugging_face_dataset_are_its_names():
     assert [found.class_names[c] for c in found.y] == ["dog", "cat", "dog", "dog"]
 
 
+class Unreadable:
+    """A torch dataset whose item 2 is a damaged file."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        if i == 2:
+            raise OSError("truncated file")
+        return PIXELS[i], i % 2
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [
@@ -154,8 +166,8 @@ def test_named_classes_of_a_hugging_face_dataset_are_its_names():
         ("pictures", "data is of type str"),
         (([PIXELS[0], PIXELS[0][:1]], [0, 1]), "images differ in shape: image 0 has"),
         ((PIXELS, [0, 1]), "4 examples and 2 labels"),
-        ((PIXELS, [0, 1, None, 1]), "label 2 is missing"),
-        ((PIXELS, [0, 1, 0, 1], [0, None, 1, 1]), "the clients of the examples: label 1"),
+        ((PIXELS, [0, 1, None, 1]), "the label of example 2 is missing"),
+        ((PIXELS, [0, 1, 0, 1], [0, None, 1, 1]), "the client of example 1 is missing"),
         ((PIXELS[:0], []), "no examples"),
         ((PIXELS, None), "y is None; expected the class of each example"),
         ({"north": (PIXELS, None)}, "y is None; expected the class of each example"),
@@ -170,6 +182,13 @@ def test_named_classes_of_a_hugging_face_dataset_are_its_names():
         ((["a b", None], [0, 1]), "example 1 is of type NoneType, and others are texts"),
         ([(PIXELS, [0, 1, 0, 1]), (PIXELS, np.arange(4))], "not pairs"),
         ({"north": (PIXELS, [0, 1, 0, 1]), "south": (PIXELS[:0], [])}, "'south' has no examples"),
+        ((PIXELS, [0, 1, 0, 1], [0.5, 1, 1, 1]), "Expected names of each client"),
+        ((PIXELS, np.array([0, 1, np.nan, 1])), r"example 2 is missing \(nan\).*contains NaN"),
+        (
+            {"north": (PIXELS, [0, 1, 0, 1]), "south": (PIXELS, ["0", "1", "0", "1"])},
+            "label 0 is of the types int and str. Convert all labels to one type",
+        ),
+        (Unreadable(), "item 2 of the Unreadable cannot be read: OSError: truncated file"),
         (pd.DataFrame({"a": [1], "label": [1]}), "none is named 'text', 'image' or 'path'"),
     ],
 )
@@ -187,6 +206,10 @@ def test_what_cannot_be_trained_on_is_refused(tmp_path):
             fs.train(data=path, progress=False, out=tmp_path / "run")
     with pytest.raises(fs.DataError, match=r"has 2 classes, and training, .* at least 3 in all"):
         fs.train(data=(PIXELS, [0, 1, 0, 1]), progress=False, out=tmp_path / "run")
+    (tmp_path / "file").write_text("no folder")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(fs.ConfigError, match="file is a file; expected a folder"):
+            fs.train(data="digits", progress=False, out=out)
     with pytest.raises(fs.DataError, match="size is 'big'"):
         fs.as_dataset((PIXELS, [0, 1, 0, 1]), size="big")
 

@@ -96,6 +96,7 @@ def test_a_node_that_stays_away_is_asked_again_after_a_while_and_named_once(
     found.connected()
     assert nodes.greeted == [1, 2, 2]
     assert said == ["node a holds clients 0-1", "node b is left out: client 1 belongs to node a"]
+    assert found.left_out() == said[1:]
     clock[0] += RETRY_SECONDS
     nodes.heads[2] = "no reply within 5 s"
     found.connected()

@@ -116,6 +116,9 @@ def test_the_server_tests_as_if_it_had_all_data_in_one_place(tmp_path: Path) -> 
     assert there.clients == here.clients
     assert_same_tests(there, here)
     assert not any("training episode" in text for text in there.notices())
+    five = config({"partition": {"name": "iid", "clients": 5}})
+    with pytest.raises(ConfigError, match=r"another configuration: partition.clients was 3, is 5"):
+        ServerTestRun(five, str(tmp_path))
     kept = ServerTestRun(config(), str(tmp_path)).dataset
     assert set(kept.y.tolist()) == {0, 2, 3, 5}, "no picture to train on"
 

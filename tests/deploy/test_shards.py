@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,7 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
     assert part.clients == whole.clients
     assert bool(whole.left_out) == ("infeasible_clients" in change.get("run", {}))
     assert part.method == whole.method
+    assert asdict(part.dataset_info()) == asdict(whole.dataset_info())
     assert part.config.settings == whole.config.settings
     assert part.notes == notes_of(whole.dataset, whole.client_split.train)
     assert part.notices() == whole.notices()
@@ -162,6 +163,9 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
     trained = whole.dataset.pixels[whole.rows.base]
     assert trained.any()
     assert not part.dataset.pixels[whole.rows.base].any()
+    other = Config.of(merged(config.settings, {"partition": {"clients": 1}}))
+    with pytest.raises(ConfigError, match=r"configuration: partition\.clients was \d+, is 1\. Use"):
+        ServerTestRun(other, str(tmp_path))
     with pytest.raises(DataError, match=r"tests\.safetensors does not exist"):
         ServerTestRun(config, str(tmp_path / "nowhere"))
 

@@ -69,11 +69,11 @@ class NotAvailable:
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        (["a", "b", np.nan, None], r"label 2 is missing \(nan, and 1 more\)"),
-        (np.array(["a", "b", "a", None], object), r"label 3 is missing \(None\)"),
-        ([1, 2, 1, None], "label 3 is missing"),
-        (["a", NotAvailable(), "a", "b"], "label 1 is missing"),
-        (np.ma.array(["a", "b", "a", "b"], mask=[0, 1, 0, 0]), "label 1 is missing"),
+        (["a", "b", np.nan, None], r"label of example 2 is missing \(nan, and 1 more\)"),
+        (np.array(["a", "b", "a", None], object), r"label of example 3 is missing \(None\)"),
+        ([1, 2, 1, None], "label of example 3 is missing"),
+        (["a", NotAvailable(), "a", "b"], "label of example 1 is missing"),
+        (np.ma.array(["a", "b", "a", "b"], mask=[0, 1, 0, 0]), "label of example 1 is missing"),
         (np.array(["2020-01-01", "NaT", "2020-01-02", "NaT"], "M8[D]"), "label 1 .*and 1 more"),
     ],
 )

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedshot.core.errors import DataError, InputError, nearest
-from fedshot.data.dataset import Dataset, Features, Ints, Pixels
+from fedshot.data.dataset import Dataset, Features, Ints, Pixels, first_twice
 from fedshot.data.example_inputs import Pictures, read_text
 from fedshot.data.files.images import (
     SUFFIXES,
@@ -73,10 +73,10 @@ def as_dataset(
     - a mapping `{client: data}`, where the data of each client are any of the above, without a
       client for each example. Client k is the k-th key of the mapping.
 
-    Images are an array [n, H, W, C] or [n, H, W] of uint8, or of floats in [0, 1]; a tensor may
-    also be [n, C, H, W]. They can also be a sequence of arrays, PIL images, paths, or the bytes of
-    image files. Texts are strings, or paths of files that are not images. They need a file of word
-    vectors, or `raw=True`. Features that an encoder has computed are an array [n, d].
+    Images are an array [n, H, W, C] or [n, H, W] of uint8, or of floats in [0, 1], which are
+    rounded to 8 bits; a tensor may also be [n, C, H, W]. They can also be a sequence of arrays, PIL
+    images, paths, or the bytes of image files. Texts are strings, or paths of files that are not
+    images. They need a file of word vectors, or `raw=True`. Features that an encoder has computed are an array [n, d].
 
     A run records only the SHA-256 of the data. To resume it, pass the same data again.
 
@@ -131,6 +131,12 @@ def as_dataset(
         x = options.embed(rows, find_data_dir(data_dir), name)[0]
         x.check_known(name)
     names = tuple(str(one) for one in classes.tolist())
+    if (twice := first_twice(names)) is not None:
+        kinds = {type(one).__name__ for one in classes.tolist() if str(one) == twice}
+        raise DataError(
+            f"label {twice} is of the types {' and '.join(sorted(kinds))}. Convert all labels to "
+            "one type."
+        )
     return Dataset(name, x, y.astype(np.int64), names, users, user_names=named)
 
 
@@ -213,7 +219,7 @@ def _of_table(table: Any, column: str | None, label: str, client: str | None) ->
 
 def _of_pairs(data: Any) -> _Examples:
     """Return the examples of a torch dataset, or of any sequence of pairs (example, class)."""
-    pairs = [data[i] for i in range(len(data))]
+    pairs = [_item(data, i) for i in range(len(data))]
     paired = all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs)
     labels = [_scalar(y) for _, y in pairs] if paired else []
     if not paired or any(isinstance(y, np.ndarray | Tensor) for y in labels):
@@ -232,6 +238,15 @@ def _of_pairs(data: Any) -> _Examples:
     return _Examples([x for x, _ in pairs], labels)
 
 
+def _item(data: Any, i: int) -> Any:
+    try:
+        return data[i]
+    except Exception as error:
+        raise DataError(
+            f"item {i} of the {type(data).__name__} cannot be read: {type(error).__name__}: {error}"
+        ) from error
+
+
 def _scalar(y: Any) -> Any:
     return y.item() if hasattr(y, "item") and y.reshape(-1).shape == (1,) else y
 
@@ -245,10 +260,10 @@ def _texts_alone(clients: Iterable[Any]) -> tuple[str, ...]:
 def _numbered(clients: Sequence[Any], n: int) -> tuple[list[Any], Ints]:
     """Return the sorted clients, and the number of each example's client, int64 [n]."""
     try:
-        named, numbers = encoded(labels_of(clients, n))
-        return named.tolist(), numbers.astype(np.int64)
+        named, numbers = encoded(labels_of(clients, n, "client"))
     except InputError as error:
-        raise DataError(f"the clients of the examples: {error}") from None
+        raise DataError(str(error)) from None
+    return named.tolist(), numbers.astype(np.int64)
 
 
 def _texts(x: Any) -> list[str] | None:

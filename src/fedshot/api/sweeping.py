@@ -14,7 +14,7 @@ from fedshot.api.training import given_settings, is_settings, merged_settings, n
 from fedshot.api.training_run import TrainingRun
 from fedshot.config.settings import Settings
 from fedshot.core.console import tell
-from fedshot.core.errors import ConfigError, as_path
+from fedshot.core.errors import ConfigError, as_folder
 from fedshot.core.extras import require
 from fedshot.core.text import percent
 from fedshot.recipes.sweep_runner import Sweep, all_spaces, named_space
@@ -182,7 +182,7 @@ def sweep(
     tree, notices = merged_settings(config, given)
     for text in notices:
         note(text, progress)
-    folder = as_path("out", out) if out is not None else default_folder(tree)
+    folder = as_folder("out", default_folder(tree) if out is None else out)
     base = _json_value("the configuration", tree)
     spaces = all_spaces(_space(*one) for one in over.items())
     made = Sweep(folder, base, spaces, seeds, random, optuna, jobs, data_dir)

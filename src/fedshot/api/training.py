@@ -22,7 +22,7 @@ from fedshot.config.registry import KINDS, NONE, expand_name, expand_names
 from fedshot.config.settings import Settings
 from fedshot.core import shutdown
 from fedshot.core.console import log_shown, tell
-from fedshot.core.errors import ConfigError, as_path
+from fedshot.core.errors import ConfigError, as_folder, as_path
 from fedshot.core.text import typed
 from fedshot.data.class_split import random_shares
 from fedshot.data.dataset import Dataset
@@ -120,7 +120,7 @@ def train(
     if out is not None:
         tree.setdefault("name", as_path("out", out).name)
     chosen = _config(tree, memory, encoder, backbone, data_dir)
-    folder = Path("runs") / chosen.name if out is None else as_path("out", out)
+    folder = as_folder("out", Path("runs", chosen.name) if out is None else out)
     for text in notices:
         note(text, progress)
     anew = not resume and run_folder.untrained(folder)

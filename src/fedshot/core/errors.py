@@ -125,6 +125,21 @@ def as_path(name: str, value: Any) -> Path:
     return Path(value)
 
 
+def as_folder(name: str, value: Any) -> Path:
+    """Return an argument as the path of a folder, which need not exist.
+
+    Raises ConfigError if it is not a path, or if it or a folder above it is a file.
+    """
+    path = as_path(name, value)
+    for one in (path, *path.parents):
+        if one.is_file():
+            raise ConfigError(
+                f"{name} is {str(path)!r}, and {one} is a file; expected a folder. Move the file, "
+                "or choose another folder."
+            )
+    return path
+
+
 def brief(value: Any) -> str:
     """Return a short value as Python writes it; for any other, its type, such as "a list"."""
     text = repr(value)

@@ -14,6 +14,7 @@ from fedshot.core.text import typed
 from fedshot.data.example_inputs import Pictures
 from fedshot.data.sources.publishers import LICENCES, NO_LICENCE, VECTORS
 from fedshot.nn.models.module_backbone import ModuleBackbone
+from fedshot.runs.dataset_info import DatasetInfo
 from fedshot.runs.run_folder import RESULT
 from fedshot.runs.test_protocol import ResultJson, TestProtocol
 from fedshot.use.calibration import stored
@@ -32,7 +33,7 @@ def card_facts(run: TrainedRun) -> dict[str, str]:
         "run": settings["name"],
         "method": f"{run.method.name}, {settings['model']['backbone']['name']}",
         "round": f"{run.round} of {run.trained_rounds} trained",
-        "trained on": f"{info.examples:,} examples of {len(info.base)} classes of {info.name}, "
+        "trained on": f"{_examples(info)} of {len(info.base)} classes of {info.name}, "
         f"at {len(info.clients)} clients",
         "test": _accuracy(run, test) if test else "not tested yet",
         **({"not honest": "; ".join(marks)} if (marks := protocol_of(run).marks) else {}),
@@ -88,7 +89,7 @@ def card_text(
         f"- Data set: {code(info.name)} (source `{settings['data']['name']}`), content hash "
         f"`{info.digest[:16]}`.",
         f"- Licence of the data: {licence or _licence(run)}.",
-        f"- Trained on {info.examples:,} examples of {len(info.base)} base classes, which stayed "
+        f"- Trained on {_examples(info)} of {len(info.base)} base classes, which stayed "
         f"with {len(info.clients)} clients (partition `{settings['partition']['name']}`).",
         f"- Base classes: {_names(run, info.base)}.",
         *_parts(run),
@@ -272,6 +273,10 @@ def _limits(run: TrainedRun) -> list[str]:
 def _licence(run: TrainedRun) -> str:
     known = LICENCES.get(run.config.settings["data"]["name"], NO_LICENCE)
     return f"{known}; {VECTORS}" if run.dataset_info.is_text else known
+
+
+def _examples(info: DatasetInfo) -> str:
+    return f"{info.examples:,} examples" if info.examples else "examples (number not known here)"
 
 
 def _names(run: TrainedRun, classes: Sequence[int]) -> str:

@@ -18,10 +18,11 @@ from fedshot.use.inputs import array_of
 Labels: TypeAlias = np.ndarray[Any, Any]
 
 
-def labels_of(y: Any, n: int) -> Labels:
-    """Return n labels as a 1-d array.
+def labels_of(y: Any, n: int, what: str = "label") -> Labels:
+    """Return the labels of n examples as a 1-d array; `what` names one of them in errors.
 
-    Raises InputError if their number is not n, or if a label is missing: None, NaN, NaT or masked.
+    Raises InputError if their number is not n, if a label is missing (None, NaN, NaT, infinite or
+    masked), or if labels are fractions.
     """
     if y is None:
         raise InputError(
@@ -38,26 +39,26 @@ def labels_of(y: Any, n: int) -> Labels:
             found = column_or_1d(y, warn=True)
         except ValueError as error:
             reason = str(error).rstrip(".")
-            raise InputError(f"{reason}. Expected one label for each example.") from error
+            raise InputError(f"{reason}. Expected one {what} for each example.") from error
     if len(found) != n:
         raise InputError(
-            f"there are {n} examples and {len(found)} labels; expected one label for each example. "
+            f"there are {n} examples and {len(found)} {what}s; expected one for each example. "
             "Found input variables with inconsistent numbers of samples."
         )
-    if found.dtype.kind == "f" and not np.isfinite(found).all():
-        raise InputError("Input y contains NaN or infinity; expected labels.")
     if absent := _absent(y, found):
         first = absent[0]
         others = f", and {len(absent) - 1} more" if len(absent) > 1 else ""
+        known = " Input y contains NaN or infinity." if found.dtype.kind == "f" else ""
         raise InputError(
-            f"label {first} is missing ({found[first]!r}{others}); expected one for each example. "
-            "Leave out the examples that have no label."
+            f"the {what} of example {first} is missing ({found[first]!s}{others}); expected one "
+            f"for each example. Leave out the examples that have no {what}.{known}"
         )
     if found.dtype.kind in "fc":
         try:
             check_classification_targets(found)
         except ValueError as error:
-            raise InputError(f"{str(error).rstrip('.')}. Labels name classes.") from error
+            names = "Labels name classes" if what == "label" else f"Expected names of each {what}"
+            raise InputError(f"{str(error).rstrip('.')}. {names}.") from error
     return found
 
 
@@ -65,6 +66,8 @@ def _absent(y: Any, found: Labels) -> list[int]:
     """Return the indices of missing labels in `y`."""
     if isinstance(y, np.ma.MaskedArray):
         return np.flatnonzero(np.ma.getmaskarray(y)).tolist()
+    if found.dtype.kind == "f":
+        return np.flatnonzero(~np.isfinite(found)).tolist()
     if found.dtype.kind in "mM":
         return np.flatnonzero(np.isnat(found)).tolist()
     if found.dtype != object:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from fedshot.config.load import Config
+from fedshot.config.registry import difference
 from fedshot.core import storage
 from fedshot.core.errors import ConfigError, DataError
 from fedshot.data.class_split import RowSplit
@@ -29,11 +30,13 @@ from fedshot.data.dataset import Dataset, Encoding, Ints
 from fedshot.data.partitions.partition import ClientSplit, Partition
 from fedshot.data.partitions.resampled import Pool
 from fedshot.data.tokens import PADDING, Table, Tokens, Words
+from fedshot.runs.dataset_info import DatasetInfo
 from fedshot.runs.prepare import FederatedDataset, PreparedRun
 
 _NAME = re.compile(r"client-(\d{6,})\.safetensors")
 _TESTS = "tests.safetensors"
 _NONE = np.zeros(0, np.int64)
+_ASSIGNING = ("data", "split", "partition")  # settings that decide which client has which data
 
 
 def path_of(folder: Path, client: int) -> Path:
@@ -232,7 +235,13 @@ def write_server_tests(folder: Path, federated: FederatedDataset) -> None:
         )
     train = federated.client_split.train
     left_out = {str(client): reason for client, reason in federated.left_out.items()}
-    notes = {"dataset": federated.dataset.digest, "deal": train.digest, "left_out": left_out}
+    notes = {
+        "dataset": federated.dataset.digest,
+        "deal": train.digest,
+        "left_out": left_out,
+        "examples": len(federated.rows.base),
+        "settings": {name: federated.config.settings[name] for name in _ASSIGNING},
+    }
     write_tests(
         folder, federated.dataset, federated.rows, federated.base_classes, len(train), notes
     )
@@ -275,7 +284,8 @@ class ServerTestRun(PreparedRun):
 
     Raises:
         DataError: the folder does not hold the test data.
-        ConfigError: as `PreparedRun`.
+        ConfigError: the test data were written with other data, another split or partition, or
+            another number of clients; or as `PreparedRun`.
     """
 
     def _load(self, config: Config, data_dir: str | None) -> None:
@@ -290,18 +300,45 @@ class ServerTestRun(PreparedRun):
             self.dataset = _full_dataset(found, notes)
             self.rows = RowSplit(_NONE, found["validation"], found["novel"])
             self.client_split = ClientSplit(Partition.of([_NONE] * int(notes["clients"])))
+            self._examples = int(notes.get("examples", 0))
             self.left_out = {int(client): str(why) for client, why in notes["left_out"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
                 f"{path} is incomplete: {error!r}. Write it again with `fedshot flower partition` "
                 "or `pack`."
             ) from None
+        _check_settings(config, notes, path)
         self.split, self.own_tests = None, False
         self.config = _with_encoder(config, notes.get("encoder"), path)
         agreed = ("name", "class_names", "shape", "dataset", "deal", "words", "encoder", "original")
         self.notes = {name: notes[name] for name in agreed if name in notes}
         self.partition_digest = str(self.notes.get("deal", ""))  # "": each host packed its own data
         self.clients = [c for c in range(len(self.client_split.train)) if c not in self.left_out]
+
+    def dataset_info(self) -> DatasetInfo:
+        """Return the information about the data, whose training examples are on the nodes.
+
+        Their number is 0 if the clients' files were packed on other hosts.
+        """
+        info = super().dataset_info()
+        return replace(info, base=self.base_classes, examples=self._examples)
+
+
+def _check_settings(config: Config, notes: Mapping[str, Any], path: Path) -> None:
+    """Raise ConfigError unless the test file fits the configuration's data, split and partition.
+
+    A file that `pack` wrote has no settings: its hosts may read the data from different places.
+    """
+    given = {name: config.settings[name] for name in _ASSIGNING}
+    changed = difference(notes.get("settings", given), given)
+    clients = getattr(config.partition, "clients", None)
+    if changed is None and clients not in (None, int(notes["clients"])):
+        changed = f"partition.clients was {notes['clients']}, is {clients}"
+    if changed:
+        raise ConfigError(
+            f"{path} was written with another configuration: {changed}. Use the one that the "
+            "clients' files were written with, or write all files again."
+        )
 
 
 def _with_encoder(config: Config, held: str | None, path: Path) -> Config:

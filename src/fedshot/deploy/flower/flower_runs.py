@@ -21,7 +21,7 @@ from fedshot.core import records, storage, tree
 from fedshot.core.errors import AbsentError, ConfigError
 from fedshot.core.machine import keep_freed_memory
 from fedshot.core.records import Whole
-from fedshot.core.text import typed
+from fedshot.core.text import ranges, typed
 from fedshot.deploy.flower.data_files import ServerTestRun
 from fedshot.deploy.flower.fleet import FlowerFleet
 from fedshot.deploy.flower.keys import Signer
@@ -233,11 +233,13 @@ def wait_for_clients(
         watch()
         now = time.monotonic()
         if now > until:
+            reasons = fleet.node_registry.left_out() or [
+                "Start the nodes with `fedshot flower node`; their logs say why a node does not "
+                "connect."
+            ]
             raise AbsentError(
-                f"no node holds client {missing[0]}"
-                f"{f' and {len(missing) - 1} others' if len(missing) > 1 else ''}, after "
-                f"{wait:g} s. Start the nodes with `fedshot flower node`; their logs say why a "
-                "node does not connect."
+                f"no node holds {'client' if len(missing) == 1 else 'clients'} {ranges(missing)}, "
+                f"after {wait:g} s. {' '.join(reasons)}"
             )
         if now >= next_notice:
             tell(f"waiting for the nodes of {len(missing)} clients")

@@ -215,7 +215,7 @@ class NodeRegistry:
     nodes: dict[str, Node] = field(default_factory=dict, init=False)
     bases: dict[str, Seal] = field(default_factory=dict, init=False)
     owners: dict[int, str] = field(default_factory=dict, init=False)  # of committed states
-    # Nodes that are left out: number -> reason, and time at which the node is asked again.
+    # Nodes that are left out: number -> sentence, and time at which the node is asked again.
     _left_out: dict[int, tuple[str, float]] = field(default_factory=dict, init=False)
     _orders: int = field(default=0, init=False)
 
@@ -239,6 +239,10 @@ class NodeRegistry:
         if new:
             self._greet(new, connected)
         return {node.number: node for node in self if node.number in connected}
+
+    def left_out(self) -> list[str]:
+        """Return a sentence for each connected node that is left out, with the reason."""
+        return [text for text, _ in self._left_out.values()]
 
     def by_client(self) -> dict[int, Node]:
         """Return the node of each client, by client id."""
@@ -317,9 +321,10 @@ class NodeRegistry:
                 self._leave_out(incoming.node, name, reason)
 
     def _leave_out(self, number: int, name: str, reason: str) -> None:
-        if self._left_out.get(number, ("", 0.0))[0] != reason:
-            self.tell(warning(f"node {name or number} is left out: {reason}"))
-        self._left_out[number] = reason, time.monotonic() + RETRY_SECONDS
+        text = f"node {name or number} is left out: {reason}"
+        if self._left_out.get(number, ("", 0.0))[0] != text:
+            self.tell(warning(text))
+        self._left_out[number] = text, time.monotonic() + RETRY_SECONDS
 
     def _add(
         self, number: int, name: str, head: Mapping[str, Any], connected: Collection[int]

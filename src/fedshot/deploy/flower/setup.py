@@ -130,9 +130,13 @@ class Setup:
 
 
 def _shown(note: Any) -> str:
+    if isinstance(note, list):
+        more = f", ... ({len(note)} in all)" if len(note) > _FEW else ""
+        return f"[{', '.join(short(one, 30) for one in note[:_FEW])}{more}]"
     return "none" if note in (None, "") else str(note)[:64]
 
 
+_FEW = 4  # entries of a list that a message shows
 _SCHEMA = TypeAdapter(Setup)
 _LIBRARIES = f"numpy {np.__version__}", f"torch {torch.__version__}"
 
