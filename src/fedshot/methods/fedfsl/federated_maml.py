@@ -81,9 +81,6 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
     weigh_by: Weighing
     optimizer_state: OptimizerState
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
     @property
     def learner(self) -> Maml:
         """The learner that clients train."""

@@ -116,9 +116,6 @@ class FedFSLMIAdv(RegularizedMaml):
     weigh_by: Weighing = "episodes"
     optimizer_state: OptimizerState = "reset"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
     @property
     def has_mi(self) -> bool:
         """Whether L_k in both stages is the objective of FedFSL-MI."""

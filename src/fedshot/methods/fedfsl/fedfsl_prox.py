@@ -50,9 +50,6 @@ class FedFSLProx(FederatedMaml):
     weigh_by: Weighing = "episodes"
     optimizer_state: OptimizerState = "reset"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
     def objective(
         self, anchor: Tree, w: Tree, stats: Tree, episode: Episode, seed: Tensor
     ) -> EpisodeLoss:

@@ -41,9 +41,6 @@ class RegularizedMaml(FederatedMaml):
     mode: Reading
     epsilon: OpenShare
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
     @property
     def has_mi(self) -> bool:
         """Whether the objective has the KL term."""

@@ -52,9 +52,6 @@ class Ditto(PersonalModels[ModelState]):
     batch: AtLeast1 | None = None
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
     def draw(self, data: ClientData, key: Key) -> tuple[Batches, Batches]:
         """Draw the batches of a local update, for the global and for the personal model."""
         return (

@@ -75,9 +75,6 @@ class FedProto(PersonalModels[FedProtoState]):
     batch: AtLeast1 | None = None
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
     @property
     def traits(self) -> Traits:
         """What the method can do and what it needs."""

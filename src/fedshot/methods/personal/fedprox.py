@@ -44,9 +44,6 @@ class FedProx(AmongBaseClasses[ModelState]):
     batch: AtLeast1 | None = None
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Minimise h_k with the local steps, starting at w^t; upload the change w_k - w^t."""

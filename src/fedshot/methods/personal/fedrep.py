@@ -61,9 +61,6 @@ class FedRep(PersonalModels[ModelState]):
     batch: AtLeast1 | None = None
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
     def init(self, key: Key) -> ModelState:
         """Return a random encoder, with a classifier if `personal_head` is False."""
         theta, stats = self.learner.init(key)

@@ -59,9 +59,6 @@ class PFedMe(PersonalModels[ModelState]):
     batch: AtLeast1 | None = None
     optimizer: Optimizer = Optimizer("sgd", 0.01)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Find personal models and move w_i towards them; send the change of w_i."""
