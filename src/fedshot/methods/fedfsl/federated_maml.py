@@ -13,13 +13,13 @@ same; the optimiser's state is fresh in every round unless optimizer_state="keep
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError
-from fedshot.core.ranges import AtLeast0
+from fedshot.core.ranges import AtLeast0, AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
@@ -39,7 +39,7 @@ from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import EpisodicMethod, ServerModel, Traits
+from fedshot.protocol.method import EpisodicMethod, ServerModel, Traits, diagnostic
 from fedshot.protocol.reducers import Gather
 
 Weighing = Literal["episodes", "examples"]
@@ -55,10 +55,9 @@ class FedFSLState(NamedTuple):
     pool: Tree  # for reference "exclusive", see `leave_one_out`: describes the mean w; else {}
 
 
+@dataclass(frozen=True)
 class FederatedMaml(EpisodicMethod[FedFSLState]):
     """MAML, averaged over clients. A subclass defines the clients' objective.
-
-    It is not a dataclass: each subclass declares the fields below, in its own order.
 
     Args:
         model: backbone and head; the head needs an output for each class of an episode.
@@ -75,11 +74,13 @@ class FederatedMaml(EpisodicMethod[FedFSLState]):
 
     test_norm: ClassVar[str] = "support"
 
-    inner: InnerLoop
-    optimizer: Optimizer
-    common_questions: AtLeast0
-    weigh_by: Weighing
-    optimizer_state: OptimizerState
+    inner: InnerLoop = InnerLoop()
+    local_steps: AtLeast1 = 10
+    episodes_per_step: AtLeast1 = 1
+    optimizer: Optimizer = Optimizer()
+    common_questions: AtLeast0 = diagnostic(0)
+    weigh_by: Weighing = "episodes"
+    optimizer_state: OptimizerState = "reset"
 
     @property
     def learner(self) -> Maml:

@@ -31,51 +31,28 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative, OpenShare
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.learners.learner import EpisodeLoss
-from fedshot.learners.maml import InnerLoop
-from fedshot.methods.fedfsl.federated_maml import LossOf, OptimizerState, Weighing
-from fedshot.methods.fedfsl.leave_one_out import Reference
-from fedshot.methods.fedfsl.prediction_regularizer import Reading, RegularizedMaml
-from fedshot.methods.fedfsl.predictions import Predictions, paired_predictions
+from fedshot.methods.fedfsl.federated_maml import LossOf
+from fedshot.methods.fedfsl.prediction_regularizer import RegularizedMaml
+from fedshot.methods.fedfsl.predictions import paired_predictions
 from fedshot.nn.losses import accuracy, cross_entropy, kl
-from fedshot.nn.optim import Optimizer
-from fedshot.protocol.method import diagnostic
 
 
 @dataclass(frozen=True)
 class FedFSLMI(RegularizedMaml):
     """MAML with predictions regularized towards a reference model, averaged over clients.
 
-    The other options are those of `FederatedMaml`.
+    The other options are those of `FederatedMaml` and `RegularizedMaml`.
 
     Args:
         gamma: weight of the divergence from the reference's predictions; 0 is FedFSL-naive.
-        reference: the model whose predictions are the reference: "global", the server's, or
-            "exclusive", the average of the other clients' models.
-        predictions: the predictions on the queries, p(.), that are compared. "adapted_query": those
-            after adapting to the supports; "unadapted_query": those before.
         mode: where the ratio of probabilities is clipped: "strict" in the gradient; "paper" inside
             the logarithm, as in the revised version; "v1" nowhere, as in the first version.
-        epsilon: the clipped ratio stays within 1 - epsilon and 1 + epsilon.
     """
 
     name: ClassVar[str] = "fedfsl_mi"
-
-    gamma: NotNegative = 0.2
-    reference: Reference = "global"
-    predictions: Predictions = "adapted_query"
-    mode: Reading = "strict"
-    epsilon: OpenShare = 0.2
-    inner: InnerLoop = InnerLoop()
-    local_steps: AtLeast1 = 10
-    episodes_per_step: AtLeast1 = 1
-    optimizer: Optimizer = Optimizer()
-    common_questions: AtLeast0 = diagnostic(0)
-    weigh_by: Weighing = "episodes"
-    optimizer_state: OptimizerState = "reset"
 
     def objective(
         self, reference: Tree, w: Tree, stats: Tree, episode: Episode, seed: Tensor

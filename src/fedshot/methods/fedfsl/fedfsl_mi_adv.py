@@ -34,7 +34,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative, OpenShare
+from fedshot.core.ranges import NotNegative, OpenShare
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData, Episode
@@ -44,16 +44,11 @@ from fedshot.learners.local_training import (
     local_sgd,
     mean_metrics,
 )
-from fedshot.learners.maml import InnerLoop
-from fedshot.methods.fedfsl.federated_maml import OptimizerState, Weighing
-from fedshot.methods.fedfsl.leave_one_out import Reference
-from fedshot.methods.fedfsl.prediction_regularizer import Reading, ReferenceLogits, RegularizedMaml
+from fedshot.methods.fedfsl.prediction_regularizer import ReferenceLogits, RegularizedMaml
 from fedshot.methods.fedfsl.predictions import Predictions, paired_predictions
 from fedshot.nn.losses import accuracy, cross_entropy, floored_kl, kl
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.optim import Optimizer
 from fedshot.protocol.exchange import Reply, client_work
-from fedshot.protocol.method import diagnostic
 
 
 class MIAdvData(NamedTuple):
@@ -67,24 +62,19 @@ class MIAdvData(NamedTuple):
 class FedFSLMIAdv(RegularizedMaml):
     """MAML with features trained against two heads, averaged over clients.
 
-    The other options are those of `FederatedMaml`.
+    The other options are those of `FederatedMaml` and `RegularizedMaml`.
 
     Args:
-        gamma: weight of the divergence from the reference's predictions.
         eta: weight of the heads' disagreement in stage 1.
         lambda_adv: weight of the heads' disagreement in stage 2, lambda.
-        reference: the model whose predictions are the reference: "global", the server's, or
-            "exclusive", the average of the other clients' models.
-        predictions: the predictions on the queries, p(.), in the divergence. "adapted_query": those
-            after adapting to the supports; "unadapted_query": those before.
-        adv_predictions: the predictions in the heads' disagreement, one of the same two values.
+        adv_predictions: the predictions in the heads' disagreement, "adapted_query" or
+            "unadapted_query", as for `predictions`.
         mode: how the papers are read. "strict": the divergence from the reference is part of both
             stages, and its ratio is clipped in the gradient; heads and backbone take turns step by
             step. "paper", the revised version: the same, but the ratio is clipped inside the
             logarithm. "v1", the first version: no divergence and no clip; all steps of the heads
             precede those of the backbone. No mode changes `min_prob`, `max_grad_norm`,
             `adv_predictions` or the inner steps.
-        epsilon: the clipped ratio stays within 1 - epsilon and 1 + epsilon.
         mi_in_stages: whether the objective L_k of both stages includes the divergence from the
             reference, as in FedFSL-MI. If not, gamma is unused. null: as `mode` says.
         min_prob: smallest probability in the logarithms of the disagreement.
@@ -97,24 +87,12 @@ class FedFSLMIAdv(RegularizedMaml):
 
     name: ClassVar[str] = "fedfsl_mi_adv"
 
-    gamma: NotNegative = 0.2
     eta: NotNegative = 0.1
     lambda_adv: NotNegative = 0.1
-    reference: Reference = "global"
-    predictions: Predictions = "adapted_query"
     adv_predictions: Predictions = "adapted_query"
-    mode: Reading = "strict"
-    epsilon: OpenShare = 0.2
     mi_in_stages: bool | None = None
     min_prob: OpenShare = 1e-4
     max_grad_norm: NotNegative = 10.0
-    inner: InnerLoop = InnerLoop()
-    local_steps: AtLeast1 = 10
-    episodes_per_step: AtLeast1 = 1
-    optimizer: Optimizer = Optimizer()
-    common_questions: AtLeast0 = diagnostic(0)
-    weigh_by: Weighing = "episodes"
-    optimizer_state: OptimizerState = "reset"
 
     @property
     def has_mi(self) -> bool:

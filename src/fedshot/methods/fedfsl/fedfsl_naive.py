@@ -14,11 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedshot.core.ranges import AtLeast0, AtLeast1
-from fedshot.learners.maml import InnerLoop
-from fedshot.methods.fedfsl.federated_maml import FederatedMaml, OptimizerState, Weighing
-from fedshot.nn.optim import Optimizer
-from fedshot.protocol.method import diagnostic
+from fedshot.methods.fedfsl.federated_maml import FederatedMaml
 
 
 @dataclass(frozen=True)
@@ -29,11 +25,3 @@ class FedFSLNaive(FederatedMaml):
     """
 
     name: ClassVar[str] = "fedfsl_naive"
-
-    inner: InnerLoop = InnerLoop()
-    local_steps: AtLeast1 = 10
-    episodes_per_step: AtLeast1 = 1
-    optimizer: Optimizer = Optimizer()
-    common_questions: AtLeast0 = diagnostic(0)
-    weigh_by: Weighing = "episodes"
-    optimizer_state: OptimizerState = "reset"

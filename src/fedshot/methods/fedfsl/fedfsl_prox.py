@@ -18,15 +18,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative
+from fedshot.core.ranges import NotNegative
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
 from fedshot.learners.learner import EpisodeLoss
-from fedshot.learners.maml import InnerLoop
-from fedshot.methods.fedfsl.federated_maml import FederatedMaml, LossOf, OptimizerState, Weighing
+from fedshot.methods.fedfsl.federated_maml import FederatedMaml, LossOf
 from fedshot.nn.losses import proximal
-from fedshot.nn.optim import Optimizer
-from fedshot.protocol.method import diagnostic
 
 
 @dataclass(frozen=True)
@@ -42,13 +39,6 @@ class FedFSLProx(FederatedMaml):
     name: ClassVar[str] = "fedfsl_prox"
 
     mu: NotNegative = 0.01
-    inner: InnerLoop = InnerLoop()
-    local_steps: AtLeast1 = 10
-    episodes_per_step: AtLeast1 = 1
-    optimizer: Optimizer = Optimizer()
-    common_questions: AtLeast0 = diagnostic(0)
-    weigh_by: Weighing = "episodes"
-    optimizer_state: OptimizerState = "reset"
 
     def objective(
         self, anchor: Tree, w: Tree, stats: Tree, episode: Episode, seed: Tensor

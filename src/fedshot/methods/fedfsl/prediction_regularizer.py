@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -32,14 +32,25 @@ PAPER_CLIP = (
 )
 
 
+@dataclass(frozen=True)
 class RegularizedMaml(FederatedMaml):
-    """Federated MAML with the term gamma KL(p(reference) || p(w)) in the objective."""
+    """Federated MAML with the term gamma KL(p(reference) || p(w)) in the objective.
 
-    gamma: NotNegative
-    reference: Reference
-    predictions: Predictions
-    mode: Reading
-    epsilon: OpenShare
+    Args:
+        gamma: weight of the divergence from the reference's predictions.
+        reference: the model whose predictions are the reference: "global", the server's, or
+            "exclusive", the average of the other clients' models.
+        predictions: the predictions on the queries, p(.), in the divergence. "adapted_query": those
+            after adapting to the supports; "unadapted_query": those before.
+        mode: which version of the papers the method follows.
+        epsilon: the clipped ratio stays within 1 - epsilon and 1 + epsilon.
+    """
+
+    gamma: NotNegative = 0.2
+    reference: Reference = "global"
+    predictions: Predictions = "adapted_query"
+    mode: Reading = "strict"
+    epsilon: OpenShare = 0.2
 
     @property
     def has_mi(self) -> bool:
