@@ -62,7 +62,7 @@ class RepeatedEpisode:
         self.model = Model(Conv4(32), None, (32, 32, 3), "support")
         base = tuple(range(CLASSES))
         self.method = FRL(
-            self.model, SPEC, base, True, variant, inner_rounds=ROUNDS, refresh=refresh
+            self.model, SPEC, base, True, variant=variant, inner_rounds=ROUNDS, refresh=refresh
         )
         indices = np.arange(len(dataset))
         split = Resampled(CLIENTS, by).assign(dataset, indices, Key(0), SPEC)

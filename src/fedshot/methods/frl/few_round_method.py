@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -174,14 +174,32 @@ class FRLState(NamedTuple):
     exchanges: Tensor  # int64 scalar: communication rounds so far
 
 
+@dataclass(frozen=True)
 class MetaTrained(FewRoundMethod[FRLState]):
-    """A method that meta-trains an initialisation, phi, with the gradients of query losses."""
+    """A method that meta-trains an initialisation, phi, with the gradients of query losses.
+
+    Args:
+        model: backbone, and for variant "linear" a head with an output for each class of an
+            episode.
+        classes: the base classes, as class indices of the dataset.
+        resampled: whether images are reassigned to the clients for each episode.
+        inner_lr: step size of the clients, alpha.
+        local_steps: passes of a client over its supports in each round, E.
+        inner_batch: examples per step; null for all supports of a client, in one step per pass.
+        optimizer: the server's optimiser.
+        decay: factor that multiplies the server's step size after `decay_round` communication
+            rounds.
+        decay_round: communication rounds before the decay; 0 for no decay.
+    """
 
     classes: tuple[int, ...]
-    resampled: bool
-    optimizer: Optimizer
-    decay: PositiveShare
-    decay_round: AtLeast0
+    resampled: bool = False
+    inner_lr: NotNegative = 0.1
+    local_steps: AtLeast1 = 1
+    inner_batch: AtLeast1 | None = None
+    optimizer: Optimizer = Optimizer("adam", 0.01)
+    decay: PositiveShare = 0.1
+    decay_round: AtLeast0 = 20000
 
     def __post_init__(self) -> None:
         check_options(self)

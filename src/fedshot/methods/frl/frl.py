@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
-from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative, PositiveShare
+from fedshot.core.ranges import AtLeast0, NotNegative
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -49,7 +49,6 @@ from fedshot.methods.frl.few_round_method import FRLState, MetaTrained
 from fedshot.methods.frl.local_steps import FewRoundLearner, Prototypes, Variant, learning_mode
 from fedshot.methods.frl.rounds import Population, message, prototype_reply, update_reply
 from fedshot.nn.gradients import value_and_grad
-from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import OF_EXAMPLES, changes
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.reducers import Mean
@@ -72,13 +71,11 @@ _GAMMA = 0.2
 class FRL(MetaTrained):
     """An initialisation from which clients learn new classes in R federated rounds.
 
+    The other options are those of `MetaTrained`.
+
     Args:
-        model: backbone, and for variant "linear" a head with an output for each class of an
-            episode.
         episode: shape of an episode: its classes, and the images of each at all clients together.
             Clients that keep their own images divide them in its ratio of shot to query.
-        classes: the base classes, as class indices of the dataset.
-        resampled: whether images are reassigned to the clients for each episode.
         variant: "linear" trains a linear head; "proto" predicts by the nearest prototype; "gpal" is
             "proto" with L_aux, a loss that pulls features towards the global prototypes.
         mode: sets the options that are null. "strict": prototypes "exact", refresh true, positions
@@ -88,9 +85,6 @@ class FRL(MetaTrained):
             query_prototypes "local", uploaded "after", weights "equal".
         inner_rounds: number of rounds in training, R.
         test_rounds: number of rounds at test, R; null for `inner_rounds`.
-        inner_lr: step size of the clients, alpha.
-        local_steps: passes of a client over its supports in each round, E.
-        inner_batch: examples per step; null for all supports of a client, in one step per pass.
         gamma: weight of L_aux, a mean over the positions of a feature map; null: 0.2 in every mode.
             To give the sum of eq. (3) a weight g, set g times the number of positions (25 for a
             5x5 map).
@@ -119,23 +113,16 @@ class FRL(MetaTrained):
             examples; "equal": all the same.
         order: gradient with respect to the initialisation, phi. "first": approximated by the
             gradient at theta_R; "exact": computed back through the rounds, for small models.
-        optimizer: the server's optimiser.
         decay: factor that multiplies the server's step size after `decay_round` communication
             rounds; an episode counts as R + 1.
-        decay_round: communication rounds before the decay; 0 for no decay.
     """
 
     name: ClassVar[str] = "frl"
 
-    classes: tuple[int, ...]
-    resampled: bool = False
     variant: Variant = "gpal"
     mode: ModeName = "strict"
     inner_rounds: AtLeast0 = 3
     test_rounds: AtLeast0 | None = None
-    inner_lr: NotNegative = 0.1
-    local_steps: AtLeast1 = 1
-    inner_batch: AtLeast1 | None = None
     gamma: NotNegative | None = None
     loss: Literal["softmax", "literal"] = "softmax"
     prototypes: Literal["exact", "shrunk", "unweighted"] | None = None
@@ -146,9 +133,6 @@ class FRL(MetaTrained):
     uploaded: Literal["before", "last", "after"] | None = None
     weights: Literal["examples", "equal"] | None = None
     order: Literal["first", "exact"] = "first"
-    optimizer: Optimizer = Optimizer("adam", 0.01)
-    decay: PositiveShare = 0.1
-    decay_round: AtLeast0 = 20000
 
     def __post_init__(self) -> None:
         if self.variant == "gpal" and self.positions == "mean" and not self._has_map:

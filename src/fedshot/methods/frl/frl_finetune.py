@@ -21,9 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative, PositiveShare
-from fedshot.methods.frl.preparation import Pretrained, StepBy
-from fedshot.nn.optim import Optimizer
+from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative
+from fedshot.methods.frl.preparation import Pretrained
 
 
 @dataclass(frozen=True)
@@ -35,14 +34,7 @@ class FRLFinetune(Pretrained):
 
     name: ClassVar[str] = "frl_finetune"
 
-    classes: tuple[int, ...]
     test_rounds: AtLeast0 = 3
     inner_lr: NotNegative = 0.1
     local_steps: AtLeast1 = 1
     inner_batch: AtLeast1 | None = None
-    prepare_by: StepBy = "server"
-    prepare_steps: AtLeast1 = 1
-    batch: AtLeast1 = 60
-    optimizer: Optimizer = Optimizer("sgd", 0.1)
-    decay: PositiveShare = 0.1
-    decay_round: AtLeast0 = 20000

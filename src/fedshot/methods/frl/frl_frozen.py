@@ -18,12 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedshot.core.ranges import AtLeast0, AtLeast1, PositiveShare
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.methods.frl.local_steps import FewRoundLearner
-from fedshot.methods.frl.preparation import Prepared, Pretrained, StepBy
-from fedshot.nn.optim import Optimizer
+from fedshot.methods.frl.preparation import Prepared, Pretrained
 from fedshot.protocol.method import Traits
 
 
@@ -39,14 +37,6 @@ class FRLFrozen(Pretrained):
 
     name: ClassVar[str] = "frl_frozen"
     test_norm: ClassVar[str] = "running"
-
-    classes: tuple[int, ...]
-    prepare_by: StepBy = "server"
-    prepare_steps: AtLeast1 = 1
-    batch: AtLeast1 = 60
-    optimizer: Optimizer = Optimizer("sgd", 0.1)
-    decay: PositiveShare = 0.1
-    decay_round: AtLeast0 = 20000
 
     @property
     def local(self) -> FewRoundLearner:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
-from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative, OpenShare, PositiveShare
+from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative, OpenShare
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.group_sampler import GroupSampler
@@ -33,9 +33,8 @@ from fedshot.learners.learner import EvalEpisode
 from fedshot.methods.frl.client_share import EpisodeShare, in_order, shares_of, spare_shares
 from fedshot.methods.frl.group import Group
 from fedshot.methods.frl.group_predictions import GroupNorms, in_group, predict, query_maps
-from fedshot.methods.frl.preparation import Prepared, Pretrained, StepBy
+from fedshot.methods.frl.preparation import Prepared, Pretrained
 from fedshot.nn.losses import accuracy
-from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
@@ -60,7 +59,6 @@ class FRLOneShot(Pretrained):
 
     name: ClassVar[str] = "frl_one_shot"
 
-    classes: tuple[int, ...]
     test_rounds: AtLeast0 = 3
     inner_lr: NotNegative = 0.1
     local_steps: AtLeast1 = 1
@@ -69,12 +67,6 @@ class FRLOneShot(Pretrained):
     keep: AtLeast1 = 10
     holdout: OpenShare = 0.34
     last: Literal["average", "ensemble"] = "average"
-    prepare_by: StepBy = "server"
-    prepare_steps: AtLeast1 = 1
-    batch: AtLeast1 = 60
-    optimizer: Optimizer = Optimizer("sgd", 0.1)
-    decay: PositiveShare = 0.1
-    decay_round: AtLeast0 = 20000
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.ranges import AtLeast0, AtLeast1, NotNegative, PositiveShare
+from fedshot.core.ranges import AtLeast0
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.methods.frl.client_share import EpisodeShare
@@ -30,7 +30,6 @@ from fedshot.methods.frl.few_round_method import FRLState, MetaTrained
 from fedshot.methods.frl.local_steps import learning_mode
 from fedshot.methods.frl.rounds import Population
 from fedshot.nn.gradients import value_and_grad
-from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import OF_EXAMPLES, changes
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.reducers import Mean
@@ -40,38 +39,22 @@ from fedshot.protocol.reducers import Mean
 class FRLPersonal(MetaTrained):
     """An initialisation that clients adapt separately in training, and together at test.
 
+    The other options are those of `MetaTrained`.
+
     Args:
-        model: backbone, and for variant "linear" a head with an output for each class of an
-            episode.
         episode: shape of an episode, as in the method `frl`.
-        classes: the base classes, as class indices of the dataset.
-        resampled: whether images are reassigned to the clients for each episode.
         variant: "linear" trains a linear head, "proto" predicts by the nearest prototype.
         test_rounds: number of rounds at test, R.
-        inner_lr: step size of the clients, alpha.
         local_steps: passes of a client over its supports, in training and in each round at test, E.
-        inner_batch: examples per step; null for all supports of a client, in one step per pass.
         refresh: whether to recompute prototypes with theta_R at test; if not, queries are compared
             with P_{R-1}.
-        optimizer: the server's optimiser.
-        decay: factor that multiplies the server's step size after `decay_round` communication
-            rounds.
-        decay_round: communication rounds before the decay; 0 for no decay.
     """
 
     name: ClassVar[str] = "frl_personal"
 
-    classes: tuple[int, ...]
-    resampled: bool = False
     variant: Literal["linear", "proto"] = "proto"
     test_rounds: AtLeast0 = 3
-    inner_lr: NotNegative = 0.1
-    local_steps: AtLeast1 = 1
-    inner_batch: AtLeast1 | None = None
     refresh: bool = True
-    optimizer: Optimizer = Optimizer("adam", 0.01)
-    decay: PositiveShare = 0.1
-    decay_round: AtLeast0 = 20000
 
     @property
     def refreshes(self) -> bool:

@@ -9,7 +9,7 @@ has an advantage.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -47,12 +47,13 @@ class Prepared(NamedTuple):
     exchanges: Tensor  # int64 scalar: communication rounds so far
 
 
+@dataclass(frozen=True)
 class Pretrained(FewRoundMethod[Prepared]):
     """A method that pre-trains a classifier; a group fine-tunes its encoder under a fresh head.
 
     The encoder trains with batch statistics and also updates running statistics, whether or not the
-    test uses these. This class is not a dataclass: each subclass declares the fields below that it
-    has, in its own order.
+    test uses these. A subclass whose groups take steps declares the options of the test,
+    `test_rounds`, `inner_lr`, `local_steps` and `inner_batch`.
 
     Args:
         model: backbone, and a head with an output for each class of a test episode.
@@ -73,12 +74,12 @@ class Pretrained(FewRoundMethod[Prepared]):
     """
 
     classes: tuple[int, ...]
-    prepare_by: StepBy
-    prepare_steps: AtLeast1
-    batch: AtLeast1
-    optimizer: Optimizer
-    decay: PositiveShare
-    decay_round: AtLeast0
+    prepare_by: StepBy = "server"
+    prepare_steps: AtLeast1 = 1
+    batch: AtLeast1 = 60
+    optimizer: Optimizer = Optimizer("sgd", 0.1)
+    decay: PositiveShare = 0.1
+    decay_round: AtLeast0 = 20000
 
     def __post_init__(self) -> None:
         check_options(self)
