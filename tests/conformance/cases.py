@@ -139,12 +139,12 @@ METHODS: dict[str, Method[Any]] = {
     "fsl_local, proto": FSLLocal(BODY, EPISODE, "proto", local_steps=2, test_clients="all"),
     "fedavg": FedAvg(BODY, EPISODE, BASE, local_steps=2),
     "fedprox, batches": FedProx(BODY, EPISODE, BASE, mu=0.1, local_steps=1, batch=10),
-    "pfedfsl": PFedFSL(OWN, EPISODE, BASE, CLIENTS, m=2, delay=0, local_steps=2),
+    "pfedfsl": PFedFSL(OWN, EPISODE, BASE, clients=CLIENTS, m=2, delay=0, local_steps=2),
     "pfedfsl, literally": PFedFSL(
         BODY,
         EPISODE,
         BASE,
-        CLIENTS,
+        clients=CLIENTS,
         mode="paper",
         m=2,
         delay=1,
@@ -152,7 +152,7 @@ METHODS: dict[str, Method[Any]] = {
         batch=10,
     ),
     "pfedfsl, without zeros": PFedFSL(
-        OWN, EPISODE, BASE, CLIENTS, m=2, delay=0, local_steps=1, l1="proximal", iota=0.3
+        OWN, EPISODE, BASE, clients=CLIENTS, m=2, delay=0, local_steps=1, l1="proximal", iota=0.3
     ),
     "per_fedavg": PerFedAvg(BODY, EPISODE, BASE, local_steps=1, beta=0.05),
     "per_fedavg, first order": PerFedAvg(
@@ -161,7 +161,7 @@ METHODS: dict[str, Method[Any]] = {
     "pfedme": PFedMe(BODY, EPISODE, BASE, local_steps=1, inner_steps=2, beta=0.5),
     "ditto": Ditto(BODY, EPISODE, BASE, local_steps=1, personal_steps=1),
     "fedrep": FedRep(BODY, EPISODE, BASE, local_steps=1, head_steps=2),
-    "fedfomo": FedFomo(BODY, EPISODE, BASE, CLIENTS, m=2, local_steps=1),
+    "fedfomo": FedFomo(BODY, EPISODE, BASE, clients=CLIENTS, m=2, local_steps=1),
     "heur_fedamp": HeurFedAMP(OWN, EPISODE, BASE, local_steps=1),
     "fedproto": FedProto(OWN, EPISODE, BASE, local_steps=1),
     "fedncm": FedNCM(BODY, EPISODE, BASE),

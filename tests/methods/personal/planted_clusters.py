@@ -85,7 +85,7 @@ class Play:
             Model(MLP((32, 16)), None, (6, 6, 1)),
             EpisodeSpec(2, 1, 1),
             tuple(range(GROUPS * CLASSES)),
-            CLIENTS,
+            clients=CLIENTS,
             **(options | changes),  # type: ignore[arg-type]
         )
         data, partition = planted()

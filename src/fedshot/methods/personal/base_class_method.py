@@ -1,7 +1,7 @@
 """What personal methods share: training on all samples, and a classifier of all base classes."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -27,6 +27,7 @@ from fedshot.protocol.method import Method, ModelState, Prediction, Traits, pred
 S = TypeVar("S", bound=Tree)
 
 
+@dataclass(frozen=True)
 class OwnClassesMethod(Method[S]):
     """A method whose clients train on all their samples and are tested on their own classes.
 
@@ -42,9 +43,9 @@ class OwnClassesMethod(Method[S]):
     test_norm: ClassVar[str] = "support"  # the statistics of a client's own samples
 
     classes: tuple[int, ...]
-    local_steps: AtLeast1
-    batch: AtLeast1 | None
-    optimizer: Optimizer
+    local_steps: AtLeast1 = 5
+    batch: AtLeast1 | None = None
+    optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def __post_init__(self) -> None:
         check_options(self)

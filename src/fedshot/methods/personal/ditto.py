@@ -25,7 +25,6 @@ from fedshot.data.episodes.episode import ClientData
 from fedshot.learners.classification import Batches
 from fedshot.learners.local_training import local_sgd
 from fedshot.methods.personal.personal_model import PersonalModels, next_own
-from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
@@ -45,12 +44,8 @@ class Ditto(PersonalModels[ModelState]):
 
     name: ClassVar[str] = "ditto"
 
-    classes: tuple[int, ...]
     lambda_prox: NotNegative = 1.0
     personal_steps: AtLeast1 = 5
-    local_steps: AtLeast1 = 5
-    batch: AtLeast1 | None = None
-    optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def draw(self, data: ClientData, key: Key) -> tuple[Batches, Batches]:
         """Draw the batches of a local update, for the global and for the personal model."""

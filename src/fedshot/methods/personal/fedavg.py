@@ -14,12 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedshot.core.ranges import AtLeast1
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.classification import Batches
 from fedshot.methods.personal.base_class_method import AmongBaseClasses
-from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, local_reply
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
@@ -31,11 +29,6 @@ class FedAvg(AmongBaseClasses[ModelState]):
     """A classifier over all classes, averaged over clients."""
 
     name: ClassVar[str] = "fedavg"
-
-    classes: tuple[int, ...]
-    local_steps: AtLeast1 = 5
-    batch: AtLeast1 | None = None
-    optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:

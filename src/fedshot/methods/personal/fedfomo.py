@@ -17,7 +17,7 @@ limited to the episode's classes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.ranges import AtLeast1, NotNegative, OpenShare, Share
+from fedshot.core.ranges import NotNegative, OpenShare, Share
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -41,7 +41,6 @@ from fedshot.methods.personal.personal_model import (
     own_or_sent,
 )
 from fedshot.nn.losses import cross_entropy
-from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
 from fedshot.protocol.reducers import Gather
@@ -83,16 +82,12 @@ class FedFomo(BankedModels[FedFomoState]):
 
     name: ClassVar[str] = "fedfomo"
 
-    classes: tuple[int, ...]
-    clients: int
+    clients: int = field(kw_only=True)
     m: int = 5
     validation_share: OpenShare = 0.2
     distance: Literal["l2", "l1"] = "l2"
     epsilon: Share = 0.3
     epsilon_decay: NotNegative = 0.05
-    local_steps: AtLeast1 = 5
-    batch: AtLeast1 | None = None
-    optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def __post_init__(self) -> None:
         super().__post_init__()

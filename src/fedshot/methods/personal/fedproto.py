@@ -23,7 +23,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshot.core.ranges import AtLeast1, NotNegative
+from fedshot.core.ranges import NotNegative
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -33,7 +33,6 @@ from fedshot.learners.local_training import local_sgd
 from fedshot.methods.personal.personal_model import PersonalModels
 from fedshot.nn.losses import accuracy, cross_entropy
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.optim import Optimizer
 from fedshot.nn.prototypes import class_means
 from fedshot.protocol.averaging import OF_FEATURES
 from fedshot.protocol.clients import Clients
@@ -68,12 +67,8 @@ class FedProto(PersonalModels[FedProtoState]):
 
     name: ClassVar[str] = "fedproto"
 
-    classes: tuple[int, ...]
     lambda_proto: NotNegative = 1.0
     weighting: Literal["examples", "clients"] = "examples"
-    local_steps: AtLeast1 = 5
-    batch: AtLeast1 | None = None
-    optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     @property
     def traits(self) -> Traits:

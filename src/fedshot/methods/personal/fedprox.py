@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from fedshot.core.ranges import AtLeast1, NotNegative
+from fedshot.core.ranges import NotNegative
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.classification import Batches
 from fedshot.methods.personal.base_class_method import AmongBaseClasses
-from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, local_reply
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
@@ -38,11 +37,7 @@ class FedProx(AmongBaseClasses[ModelState]):
 
     name: ClassVar[str] = "fedprox"
 
-    classes: tuple[int, ...]
     mu: NotNegative = 0.01
-    local_steps: AtLeast1 = 5
-    batch: AtLeast1 | None = None
-    optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:

@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedshot.core.ranges import AtLeast0, AtLeast1
+from fedshot.core.ranges import AtLeast0
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -27,7 +27,6 @@ from fedshot.learners.classification import Batch, Batches
 from fedshot.learners.learner import EpisodeLoss
 from fedshot.learners.local_training import local_sgd
 from fedshot.methods.personal.personal_model import PersonalModels
-from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
@@ -54,12 +53,8 @@ class FedRep(PersonalModels[ModelState]):
 
     name: ClassVar[str] = "fedrep"
 
-    classes: tuple[int, ...]
     personal_head: bool = True
     head_steps: AtLeast0 = 10
-    local_steps: AtLeast1 = 5
-    batch: AtLeast1 | None = None
-    optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def init(self, key: Key) -> ModelState:
         """Return a random encoder, with a classifier if `personal_head` is False."""

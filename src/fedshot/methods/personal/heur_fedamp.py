@@ -24,14 +24,13 @@ import torch
 from torch import Tensor
 
 from fedshot.core import tree
-from fedshot.core.ranges import AtLeast1, NotNegative, Share
+from fedshot.core.ranges import NotNegative, Share
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.classification import Batches
 from fedshot.learners.local_training import local_sgd
 from fedshot.methods.personal.affinity import mixture
 from fedshot.methods.personal.personal_model import BankedModels, into_bank
-from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
 from fedshot.protocol.reducers import Gather
@@ -57,13 +56,9 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
 
     name: ClassVar[str] = "heur_fedamp"
 
-    classes: tuple[int, ...]
     lambda_prox: NotNegative = 15.0
     sigma: NotNegative = 10.0
     self_weight: Share | None = None
-    local_steps: AtLeast1 = 5
-    batch: AtLeast1 | None = None
-    optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     def init(self, key: Key) -> HeurFedAMPState:
         """Return the common initial model of all clients."""

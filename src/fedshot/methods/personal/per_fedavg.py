@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
-from fedshot.core.ranges import Above0, AtLeast0, AtLeast1, NotNegative
+from fedshot.core.ranges import Above0, AtLeast0, NotNegative
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -60,13 +60,9 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
 
     name: ClassVar[str] = "per_fedavg"
 
-    classes: tuple[int, ...]
     order: Literal["first", "hessian_free"] = "hessian_free"
     beta: NotNegative = 0.001
     delta: Above0 = 0.001
-    local_steps: AtLeast1 = 5
-    batch: AtLeast1 | None = None
-    optimizer: Optimizer = Optimizer("sgd", 0.01)
     test_steps: AtLeast0 = 1
 
     def __post_init__(self) -> None:

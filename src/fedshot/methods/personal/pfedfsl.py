@@ -25,7 +25,7 @@ a tree that the communication log counts separately.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import ClassVar, Literal, NamedTuple
 
@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from fedshot.core.errors import ConfigError
-from fedshot.core.ranges import Above0, AtLeast0, AtLeast1, NotNegative, check_options
+from fedshot.core.ranges import Above0, AtLeast0, NotNegative
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
@@ -57,7 +57,7 @@ from fedshot.methods.personal.sparse import (
     share_below,
     unpack,
 )
-from fedshot.nn.optim import Optimizer, Steps
+from fedshot.nn.optim import Steps
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import PerClient, Reply, client_work
 from fedshot.protocol.method import ClientModels, Traits
@@ -112,8 +112,7 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
 
     name: ClassVar[str] = "pfedfsl"
 
-    classes: tuple[int, ...]
-    clients: int
+    clients: int = field(kw_only=True)
     mode: Literal["strict", "paper"] = "strict"
     m: int = 5
     iota: NotNegative = 5e-4
@@ -121,9 +120,6 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
     choose: Literal["affinity", "random"] = "affinity"
     affinity: Literal["difference", "positive"] = "difference"
     temperature: Above0 = 1.0
-    local_steps: AtLeast1 = 5
-    batch: AtLeast1 | None = None
-    optimizer: Optimizer = Optimizer("sgd", 0.01)
     own_sample: OwnSample | None = None
     weigh_by: Literal["loss", "leave_one_out"] | None = None
     alone: Literal["include", "drop"] = "include"
@@ -132,7 +128,6 @@ class PFedFSL(ClientModels[PFedFSLState], OwnClassesMethod[PFedFSLState]):
     start: Literal["common", "own"] | None = None
 
     def __post_init__(self) -> None:
-        check_options(self)
         super().__post_init__()
         check_others(self.m, self.clients)
         if self.l1 == "proximal" and self.optimizer.name != "sgd":

@@ -26,7 +26,6 @@ from fedshot.learners.classification import Batches
 from fedshot.learners.local_training import local_sgd
 from fedshot.methods.personal.personal_model import PersonalModels, next_own
 from fedshot.nn.models.mode import Mode
-from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import average, changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
@@ -50,14 +49,10 @@ class PFedMe(PersonalModels[ModelState]):
 
     name: ClassVar[str] = "pfedme"
 
-    classes: tuple[int, ...]
     lambda_prox: NotNegative = 15.0
     inner_steps: AtLeast1 = 5
     eta: NotNegative | None = None
     beta: NotNegative = 1.0
-    local_steps: AtLeast1 = 5
-    batch: AtLeast1 | None = None
-    optimizer: Optimizer = Optimizer("sgd", 0.01)
 
     @client_work(draw="draw")
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
