@@ -1,6 +1,7 @@
 """What personal methods share: training on all samples, and a classifier of all base classes."""
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -21,7 +22,9 @@ from fedshot.learners.classification import (
 from fedshot.learners.learner import EpisodeLoss, EvalEpisode
 from fedshot.nn.losses import proximal
 from fedshot.nn.optim import Optimizer
+from fedshot.protocol.averaging import average
 from fedshot.protocol.clients import Clients
+from fedshot.protocol.exchange import Reply
 from fedshot.protocol.method import Method, ModelState, Prediction, Traits, predict_at_server
 
 S = TypeVar("S", bound=Tree)
@@ -67,8 +70,10 @@ class OwnClassesMethod(Method[S]):
 class AmongBaseClasses(OwnClassesMethod[S]):
     """A method whose models have a classifier over all base classes.
 
-    By default the server's state is a `ModelState`.
+    By default the server's state is a `ModelState`, and a round is one of federated averaging.
     """
+
+    max_weight: ClassVar[int | None] = None  # as for `average`: None if examples are the weights
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,6 +92,15 @@ class AmongBaseClasses(OwnClassesMethod[S]):
     def init(self, key: Key) -> Any:
         """Return a random encoder and classifier."""
         return ModelState(*self.learner.init(key))
+
+    @abstractmethod
+    def train(self, down: Tree, private: Tree, drawn: Any) -> Reply:
+        """Train the client's model; upload the changes of the server's trees."""
+
+    def round(self, server: S, clients: Clients, key: Key) -> tuple[S, Mapping[str, float]]:
+        """Run one round: each tree of the server moves by the cohort's mean change."""
+        new, got = average(clients, self.train, server._asdict(), key, max_weight=self.max_weight)
+        return type(server)(**new), got.metrics
 
     def proximal_loss(
         self, weight: float, anchor: Tree, theta: Tree, stats: Tree, batch: Batch, seed: Tensor

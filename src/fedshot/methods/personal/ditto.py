@@ -13,7 +13,6 @@ running statistics. At test, predictions are limited to the episode's classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -25,8 +24,7 @@ from fedshot.data.episodes.episode import ClientData
 from fedshot.learners.classification import Batches
 from fedshot.learners.local_training import local_sgd
 from fedshot.methods.personal.personal_model import PersonalModels, next_own
-from fedshot.protocol.averaging import average, changes
-from fedshot.protocol.clients import Clients
+from fedshot.protocol.averaging import changes
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import ModelState
 
@@ -65,10 +63,3 @@ class Ditto(PersonalModels[ModelState]):
         up = changes({"theta": new.params, "stats": new.stats}, down)
         kept = next_own(private, own.params)
         return Reply(up, kept, drawn[0].n, {**own.metrics, "global_loss": new.metrics["loss"]})
-
-    def round(
-        self, server: ModelState, clients: Clients, key: Key
-    ) -> tuple[ModelState, Mapping[str, float]]:
-        """Run one round; w <- w + sum_k n_k (w_k - w) / n."""
-        new, got = average(clients, self.train, server._asdict(), key, max_weight=None)
-        return ModelState(**new), got.metrics

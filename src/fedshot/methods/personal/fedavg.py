@@ -10,16 +10,13 @@ to the episode's classes, because a client knows which classes it has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.learners.classification import Batches
 from fedshot.methods.personal.base_class_method import AmongBaseClasses
-from fedshot.protocol.averaging import average, local_reply
-from fedshot.protocol.clients import Clients
+from fedshot.protocol.averaging import local_reply
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import ModelState
 
@@ -34,10 +31,3 @@ class FedAvg(AmongBaseClasses[ModelState]):
     def train(self, down: Tree, private: Tree, drawn: Batches) -> Reply:
         """Minimise F_k with the local steps, starting at w; upload the change w_k - w."""
         return local_reply(self.learner.episode_loss, self.optimizer, down, private, drawn)
-
-    def round(
-        self, server: ModelState, clients: Clients, key: Key
-    ) -> tuple[ModelState, Mapping[str, float]]:
-        """Run one round; w <- w + sum_k n_k (w_k - w) / n."""
-        new, got = average(clients, self.train, server._asdict(), key, max_weight=None)
-        return ModelState(**new), got.metrics

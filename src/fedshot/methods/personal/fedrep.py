@@ -12,7 +12,6 @@ classifier and trains both together, which is FedAvg with a plain mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -27,8 +26,7 @@ from fedshot.learners.classification import Batch, Batches
 from fedshot.learners.learner import EpisodeLoss
 from fedshot.learners.local_training import local_sgd
 from fedshot.methods.personal.personal_model import PersonalModels
-from fedshot.protocol.averaging import average, changes
-from fedshot.protocol.clients import Clients
+from fedshot.protocol.averaging import changes
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import ModelState
 
@@ -52,6 +50,7 @@ class FedRep(PersonalModels[ModelState]):
     """
 
     name: ClassVar[str] = "fedrep"
+    max_weight: ClassVar[int | None] = 1
 
     personal_head: bool = True
     head_steps: AtLeast0 = 10
@@ -96,10 +95,3 @@ class FedRep(PersonalModels[ModelState]):
         new = local_sgd(partial(self.episode_loss, h), self.optimizer, phi, stats, drawn.body)
         up = changes({"theta": new.params, "stats": new.stats}, down)
         return Reply(up, h, 1.0, new.metrics)
-
-    def round(
-        self, server: ModelState, clients: Clients, key: Key
-    ) -> tuple[ModelState, Mapping[str, float]]:
-        """Run one round; phi <- phi + sum_i (phi_i - phi) / (r n), a mean over the cohort."""
-        new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
-        return ModelState(**new), got.metrics

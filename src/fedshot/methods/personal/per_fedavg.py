@@ -8,13 +8,13 @@ difference (grad f(w + delta v; D'') - grad f(w - delta v; D'')) / (2 delta), v 
 Symbols: alpha the learning rate of `optimizer`; beta, delta as in the paper.
 Departures from the paper: by default each of the three batches has all samples of the client, so
 that the step is a gradient step on the objective itself; clients upload w_i - w; the average is
-plain, as in the paper. At test the model takes `test_steps` steps with step size alpha on the
-client's training samples, never on the queries. Predictions are limited to the episode's classes.
+plain, w <- sum_i w_i / (r n), as in the paper. At test the model takes `test_steps` steps with step
+size alpha on the client's training samples, never on the queries. Predictions are limited to the
+episode's classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -38,8 +38,7 @@ from fedshot.nn.gradients import descend
 from fedshot.nn.losses import cross_entropy
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.optim import Optimizer
-from fedshot.protocol.averaging import average, changes
-from fedshot.protocol.clients import Clients
+from fedshot.protocol.averaging import changes
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import ModelState, Traits
 
@@ -59,6 +58,7 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
     """
 
     name: ClassVar[str] = "per_fedavg"
+    max_weight: ClassVar[int | None] = 1
 
     order: Literal["first", "hessian_free"] = "hessian_free"
     beta: NotNegative = 0.001
@@ -123,13 +123,6 @@ class PerFedAvg(AmongBaseClasses[ModelState]):
             stats, metrics = gradients.stats, metrics + gradients.metrics
         up = changes({"theta": w, "stats": stats}, down)
         return Reply(up, private, 1.0, mean_metrics(metrics))
-
-    def round(
-        self, server: ModelState, clients: Clients, key: Key
-    ) -> tuple[ModelState, Mapping[str, float]]:
-        """Run one round; w <- w + sum_i (w_i - w) / (r n), a mean over the cohort."""
-        new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
-        return ModelState(**new), got.metrics
 
     def logits(self, theta: Tree, stats: Tree, eval_episode: EvalEpisode) -> Tensor:
         """Adapt to the support set; return the logits [queries, way] for the episode's classes."""

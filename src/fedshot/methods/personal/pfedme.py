@@ -26,7 +26,7 @@ from fedshot.learners.classification import Batches
 from fedshot.learners.local_training import local_sgd
 from fedshot.methods.personal.personal_model import PersonalModels, next_own
 from fedshot.nn.models.mode import Mode
-from fedshot.protocol.averaging import average, changes
+from fedshot.protocol.averaging import changes
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Reply, client_work
 from fedshot.protocol.method import ModelState
@@ -48,6 +48,7 @@ class PFedMe(PersonalModels[ModelState]):
     """
 
     name: ClassVar[str] = "pfedme"
+    max_weight: ClassVar[int | None] = 1
 
     lambda_prox: NotNegative = 15.0
     inner_steps: AtLeast1 = 5
@@ -77,13 +78,13 @@ class PFedMe(PersonalModels[ModelState]):
 
         Batch-norm statistics take the same step, but never go beyond the mean.
         """
-        new, got = average(clients, self.train, server._asdict(), key, max_weight=1)
+        new, metrics = super().round(server, clients, key)
         if self.beta == 1:
-            return ModelState(**new), got.metrics
+            return new, metrics
 
         def move(old: Tree, to: Tree, far: float) -> Tree:
             return tree.map(lambda a, b: a + far * (b - a), old, to)
 
-        theta = move(server.theta, new["theta"], self.beta)
+        theta = move(server.theta, new.theta, self.beta)
         # Beyond the average, variances can be negative.
-        return ModelState(theta, move(server.stats, new["stats"], min(self.beta, 1.0))), got.metrics
+        return ModelState(theta, move(server.stats, new.stats, min(self.beta, 1.0))), metrics
