@@ -117,13 +117,13 @@ class Maml:
         found = self.model.logits(params, h)
         return found[:, classes] if self.labels == "global" else found[:, : len(classes)]
 
-    def adapt_head(self, params: Tree, h: Tensor, episode: Episode, lr: Tree | None = None) -> Tree:
+    def adapt_head(self, params: Tree, h: Tensor, episode: Episode) -> Tree:
         """Return the parameters after `inner.steps` steps of the head alone, in training mode.
 
         `h` are the features [n, d] of the support set; several heads may share them.
         """
         task, second = _eval_episode_of(episode), self.inner.order == "second"
-        return self._adapt_head(params, h, task, self.inner.steps, second, lr)
+        return self._adapt_head(params, h, task, self.inner.steps, second, None)
 
     def answer(
         self, params: Tree, stats: Tree, eval_episode: EvalEpisode, lr: Tree | None = None

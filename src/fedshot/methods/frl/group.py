@@ -32,8 +32,6 @@ from fedshot.protocol.reducers import Reducer
 class Group:
     """A few clients without private states.
 
-    `bytes_down` and `bytes_up` count the bytes that exchanges with remote clients would send.
-
     Args:
         drawn: `drawn(exchange, k)` returns the random inputs of the exchange's client function for
             client k.
@@ -42,7 +40,6 @@ class Group:
 
     def __init__(self, drawn: Callable[[Exchange, int], Tree], clients: int) -> None:
         self._drawn, self.ids = drawn, tuple(range(clients))
-        self.bytes_down = self.bytes_up = 0
 
     @classmethod
     def of_shares(cls, shares: Sequence[Tree]) -> Group:
@@ -93,8 +90,6 @@ class Group:
         for client in exchange.to:
             message = exchange.message(client)
             reply = exchange.work(message, {}, self._drawn(exchange, client)).on_cpu()
-            self.bytes_down += tree.nbytes(message)
-            self.bytes_up += tree.nbytes(reply.up)
             faults = (
                 reducer.fault(client, reply.up[name], float(reply.weight))
                 for name, reducer in exchange.reduce.items()

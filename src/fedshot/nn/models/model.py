@@ -218,8 +218,3 @@ class Model:
                 "or cosine), or classify with fedshot.nn.prototypes.prototype_logits."
             )
         return self.head.logits(params["head"], h)
-
-
-def count_parameters(params: Tree) -> int:
-    """Return the number of parameters in a tree."""
-    return sum(leaf.numel() for leaf in tree.leaves(params))
