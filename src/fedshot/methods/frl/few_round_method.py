@@ -33,7 +33,6 @@ from fedshot.methods.frl.rounds import (
     prototype_reply,
     update_reply,
 )
-from fedshot.methods.frl.schedule import decayed
 from fedshot.nn.optim import Optimizer, OptState
 from fedshot.protocol.averaging import OF_EXAMPLES, OF_FEATURES
 from fedshot.protocol.clients import Clients
@@ -250,3 +249,13 @@ class MetaTrained(FewRoundMethod[FRLState]):
         """Return theta_0, the model from which a test episode starts: phi."""
         del key
         return server.phi
+
+
+def decay_factor(decay: float, decay_round: int, exchanges: Tensor) -> float:
+    """Return the factor that multiplies the step size after `exchanges` communication rounds."""
+    return decay if decay_round and int(exchanges) >= decay_round else 1.0
+
+
+def decayed(optimizer: Optimizer, decay: float, decay_round: int, exchanges: Tensor) -> Optimizer:
+    """Return the optimiser with its step size after `exchanges` communication rounds."""
+    return replace(optimizer, lr=optimizer.lr * decay_factor(decay, decay_round, exchanges))

@@ -24,9 +24,8 @@ from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import ClientData
 from fedshot.learners.classification import Batches, Classifier, draw_batches
 from fedshot.learners.local_training import mean_gradient, mean_metrics
-from fedshot.methods.frl.few_round_method import FewRoundMethod
+from fedshot.methods.frl.few_round_method import FewRoundMethod, decay_factor, decayed
 from fedshot.methods.frl.local_steps import fresh_head
-from fedshot.methods.frl.schedule import decay_factor, decayed
 from fedshot.nn.models.mode import Mode
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.averaging import OF_EXAMPLES, average, changes, local_reply
