@@ -49,7 +49,7 @@ from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Fleet, Reply
 from fedshot.protocol.method import Method
 from fedshot.protocol.reducers import Gather, Mean, Reducer, Sum
-from fedshot.protocol.robust_reducers import Aggregation, flat
+from fedshot.protocol.robust_reducers import Aggregation
 
 KEY = Key(0)
 MODEL = Model(MLP((5,)), None, (8, 8, 1))
@@ -226,7 +226,9 @@ def test_a_lie_is_admitted_and_changes_the_model_the_same_on_every_fleet(
     for place, build in (("threads", lambda host: Threads(host, 3)), ("flower", flower)):
         assert Trained(tmp_path / place, of(name), method, build=build).digest == here.digest
     stacked = Trained(tmp_path / "stacks", of(name), method, build=lambda host: Vectorised(host, 3))
-    torch.testing.assert_close(flat(stacked.server[0]), flat(here.server[0]), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        tree.flat(stacked.server[0]), tree.flat(here.server[0]), rtol=1e-3, atol=1e-4
+    )
 
 
 def test_clients_lie_from_a_round_on_and_in_one_exchange_alone(tmp_path: Path) -> None:
@@ -295,7 +297,7 @@ def test_a_median_holds_against_a_flip_that_turns_the_mean(tmp_path: Path) -> No
 
     def step(name: str, attack: Attack | None, rule: Aggregator) -> Any:
         found = Trained(tmp_path / name, attack, rule=rule, rounds=1)
-        return flat(found.server.theta) - flat(start.theta)
+        return tree.flat(found.server.theta) - tree.flat(start.theta)
 
     lie = of("sign_flip", factor=20.0)
     honest = step("a", None, PlainMean())

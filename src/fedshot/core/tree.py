@@ -265,6 +265,20 @@ def _joined_to(leaves: list[Tensor], device: torch.device) -> Iterator[Tensor]:
         yield whole[first:end].clone().view(leaf.shape)
 
 
+def flat(tree: Tree) -> Tensor:
+    """Return all leaves as one vector, detached from the autograd graph."""
+    return torch.cat([leaf.detach().reshape(-1) for leaf in leaves(tree)])
+
+
+def shaped(vector: Tensor, like: Tree) -> Tree:
+    """Return a vector as a tree with the shapes and dtypes of `like`."""
+    parts = leaves(like)
+    pieces = torch.split(vector, [leaf.numel() for leaf in parts])
+    return unflatten(
+        like, [p.view(leaf.shape).to(leaf.dtype) for p, leaf in zip(pieces, parts, strict=True)]
+    )
+
+
 def detach(tree: Tree) -> Tree:
     """Return the same values, detached from the autograd graph."""
     return map(Tensor.detach, tree)

@@ -20,7 +20,7 @@ from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.client_vectors import ClientVectors
 from fedshot.protocol.exchange import Arrival, Exchange, Fleet, Reply
 from fedshot.protocol.reducers import Gather, Mean
-from fedshot.protocol.robust_reducers import COUNTS, SUMS, are_by_class, flat, shaped
+from fedshot.protocol.robust_reducers import COUNTS, SUMS, are_by_class
 
 _MOST = 2.0**16  # largest |weight * x| of a lie, which every mean and sum of the methods accepts
 
@@ -90,7 +90,7 @@ class Liars:
                 idle = one and isinstance(self.attack, PrototypePoisoning)
             else:
                 x = part if start is None else tree.sub(part, start)
-                lie = shaped(self.attack.change(flat(x), key.at(name)), part)
+                lie = tree.shaped(self.attack.change(tree.flat(x), key.at(name)), part)
                 lie = lie if start is None else tree.add(start, lie)
             weighted = isinstance(exchange.reduce[name], Mean)
             up[name] = _admitted(lie, float(reply.weight) if weighted else 1.0)
@@ -125,7 +125,7 @@ class Liars:
             if reply is None or not self.lies(exchange, arrival.client):
                 yield arrival
                 continue
-            own = {name: _admitted(shaped(lie, reply.up[name]), float(reply.weight))
+            own = {name: _admitted(tree.shaped(lie, reply.up[name]), float(reply.weight))
                    for name, lie in lies.items()}  # fmt: skip
             yield arrival._replace(reply=reply._replace(up={**reply.up, **own}))
 
@@ -158,7 +158,7 @@ def _common_lie(attack: Collusion, name: str, honest: list[Arrival], liars: int)
     vectors: ClientVectors | None = None
     for arrival in honest:
         assert arrival.reply is not None
-        x = flat(arrival.reply.up[name])
+        x = tree.flat(arrival.reply.up[name])
         vectors = vectors or ClientVectors(len(honest), len(x), x.dtype)
         vectors.add(arrival.client, x, 1.0)
     assert vectors is not None

@@ -312,10 +312,7 @@ class FixedPoint:
 
     def replace(self, integers: Tensor, weight: Fraction) -> None:
         """Set the sum, in the form that the method `integers` returns, and the sum of weights."""
-        leaves = tree.leaves(self.total)
-        pieces = torch.split(integers, [leaf.numel() for leaf in leaves])
-        shaped = [piece.view(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
-        self.total, self.weight = tree.unflatten(self.total, shaped), weight
+        self.total, self.weight = tree.shaped(integers, self.total), weight
 
     def result(self) -> Tree:
         """Return the sum, or the mean. Raises ValueError for the mean of no contributions."""

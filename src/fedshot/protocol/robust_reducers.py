@@ -144,7 +144,7 @@ class _RobustVector:
         self._vectors = ClientVectors(cohort, length, dtype, reducer.aggregation.folder)
 
     def add(self, client: int, part: Tree, weight: float) -> None:
-        self._vectors.add(client, flat(part), weight)
+        self._vectors.add(client, tree.flat(part), weight)
         if self._reducer.aggregation.rule.exact:
             self._exact.add(client, part, weight)
 
@@ -154,7 +154,9 @@ class _RobustVector:
         aggregation, where = self._reducer.aggregation, self._reducer.where
         found, kept = aggregation.rule.combine(self._vectors)
         aggregation.measured.append(Influences.of(where, self._vectors, found, kept))
-        return self._exact.result() if aggregation.rule.exact else shaped(found, self._reducer.like)
+        if aggregation.rule.exact:
+            return self._exact.result()
+        return tree.shaped(found, self._reducer.like)
 
 
 @dataclass(frozen=True)
@@ -237,20 +239,6 @@ def are_by_class(sums: Tree, counts: Tree) -> bool:
     """Whether two parts are sums by class [classes, d] and their counts [classes]."""
     both = isinstance(sums, Tensor) and isinstance(counts, Tensor)
     return both and sums.ndim == 2 and counts.shape == sums.shape[:1]
-
-
-def flat(part: Tree) -> Tensor:
-    """Return all leaves of a part as one vector."""
-    return torch.cat([leaf.detach().reshape(-1) for leaf in tree.leaves(part)])
-
-
-def shaped(vector: Tensor, like: Tree) -> Tree:
-    """Return a vector as a tree with the shapes and dtypes of `like`."""
-    leaves = tree.leaves(like)
-    pieces = torch.split(vector, [leaf.numel() for leaf in leaves])
-    return tree.unflatten(
-        like, [p.view(leaf.shape).to(leaf.dtype) for p, leaf in zip(pieces, leaves, strict=True)]
-    )
 
 
 def _vectors(

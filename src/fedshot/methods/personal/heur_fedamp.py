@@ -76,8 +76,9 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
 
     def attention(self, own: Tree, others: Iterable[Tree]) -> Tensor:
         """Return the mixture weights xi_i, float64 [others + 1]; the last is xi_ii, for `own`."""
-        mine = flat(own)
-        cosines = [torch.cosine_similarity(mine, flat(one), dim=0) for one in others]
+        mine = tree.flat(own["theta"]).double()
+        vectors = (tree.flat(one["theta"]).double() for one in others)
+        cosines = [torch.cosine_similarity(mine, one, dim=0) for one in vectors]
         n = len(cosines) + 1
         xi = 1 / n if self.self_weight is None else self.self_weight
         if not cosines:
@@ -120,8 +121,3 @@ class HeurFedAMP(BankedModels[HeurFedAMPState]):
             key=key,
         )
         return server, got.metrics
-
-
-def flat(model: Tree) -> Tensor:
-    """Return all weights of a model as one float64 vector."""
-    return torch.cat([w.reshape(-1) for w in tree.leaves(model["theta"])]).double()

@@ -85,7 +85,7 @@ def pack(content: Tree) -> Packed:
 
     It does not work under `vmap`, because the size of the result depends on the values.
     """
-    flat = torch.cat([leaf.reshape(-1) for leaf in tree.leaves(content)])
+    flat = tree.flat(content)
     there = flat != 0
     padded = torch.zeros(8 * _bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
     padded[: flat.numel()] = there
@@ -100,14 +100,7 @@ def unpack(packed: Packed, like: Tree) -> Tree:
     place = there.cumsum(0).clamp_min(1) - 1
     padded = torch.cat([packed.values, packed.values.new_zeros(1)])
     flat = torch.where(there, padded[place.clamp_max(len(padded) - 1)], 0.0)
-    start = 0
-
-    def take(leaf: Tensor) -> Tensor:
-        nonlocal start
-        start += leaf.numel()
-        return flat[start - leaf.numel() : start].view(leaf.shape)
-
-    return tree.map(take, like)
+    return tree.shaped(flat, like)
 
 
 def packing_flaw(packed: Tree, like: Tree) -> str | None:
