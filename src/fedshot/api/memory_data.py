@@ -76,7 +76,8 @@ def as_dataset(
     Images are an array [n, H, W, C] or [n, H, W] of uint8, or of floats in [0, 1], which are
     rounded to 8 bits; a tensor may also be [n, C, H, W]. They can also be a sequence of arrays, PIL
     images, paths, or the bytes of image files. Texts are strings, or paths of files that are not
-    images. They need a file of word vectors, or `raw=True`. Features that an encoder has computed are an array [n, d].
+    images. They need a file of word vectors, or `raw=True`. Features that an encoder has computed
+    are an array [n, d].
 
     A run records only the SHA-256 of the data. To resume it, pass the same data again.
 
