@@ -27,6 +27,41 @@ def test_the_result_is_that_of_the_run_folder(first):
     assert "chosen by validation" in text
 
 
+def test_a_run_is_tested_on_other_episodes(first, capsys):
+    stored = first.result
+    assert first.evaluate() == stored
+    found = first.evaluate(shot=3, episodes=10)
+    assert (found.tested.shot, found.episodes) == (3, 10)
+    assert found.tasks != stored.tasks
+    assert main(["evaluate", str(first.path), "--shot", "3", "--episodes", "10", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (found.accuracy, found.interval) == (
+        said["result"]["accuracy"], said["result"]["interval"],
+    )  # fmt: skip
+    assert found.baselines["raw pixels"][0] == said["baselines"]["raw pixels"]["accuracy"]
+    assert first.result == stored
+    with pytest.raises(fs.ConfigError, match="shots"):
+        first.evaluate(shots=3)
+
+
+def test_a_run_on_data_in_memory_is_tested_again_and_calibrated(small, arrays, tmp_path):
+    x, y = arrays
+    options = {"method": "fl_proto", "clients": 4, "way": 2, "rounds": 1}
+    run = fs.train(small, data=(x, y), **options, out=tmp_path / "x", progress=False)
+    assert run.evaluate((x, y)) == run.result
+    assert run.evaluate((x, y), shot=2).tested.shot == 2
+    with pytest.raises(fs.DataError, match=r"pass it: to fedshot.train.*or to `evaluate`"):
+        fs.open_run(run.path).evaluate(shot=2)
+    with pytest.raises(fs.CheckpointError, match="digest"):
+        run.evaluate((x[::-1], y))
+    with pytest.raises(fs.DataError, match="was trained on other data"):
+        run.calibrate((x[::-1], y), episodes=8)
+    found = run.calibrate((x, y), episodes=8)
+    assert (found.way, found.episodes) == (2, 8)
+    held = json.loads((run.path / "calibration.json").read_text())["calibrations"]
+    assert [one["temperature"] for one in held] == [found.temperature]
+
+
 def test_the_history_has_a_row_for_each_round(first):
     history = first.history
     assert list(history["round"]) == [0, 1, 2, 3]

@@ -147,6 +147,15 @@ def train(
     return TrainingRun(folder, encoder, backbone)
 
 
+def prepared_again(
+    folder: Path, data: Any, data_dir: str | None, *, encoder: Any, backbone: Any
+) -> PreparedRun:
+    """Return the prepared run of a folder, with the data and modules that `train` was given."""
+    given, memory = given_settings(data, {})
+    tree = trees.merged(run_folder.written(folder), given)
+    return PreparedRun(_config(tree, memory, encoder, backbone, data_dir), data_dir)
+
+
 def resumed(folder: Path, chosen: Config, *, resume: bool, fix: str) -> Config:
     """Return the configuration with which to resume the run in `folder`.
 

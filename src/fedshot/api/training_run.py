@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fedshot.use import FewShotClassifier
+    from fedshot.use.calibration import Calibration
 
 _SIZE = (6.4, 4.0)  # inches
 
@@ -226,6 +227,75 @@ class TrainingRun:
 
         return FewShotClassifier.from_run(self._path, **{**self._modules, **options})
 
+    def evaluate(
+        self, data: Any = None, *, data_dir: str | None = None, **options: Any
+    ) -> RunResult:  # fmt: skip
+        """Test the chosen round on other episodes. The run and its stored result do not change.
+
+        Args:
+            data: the data in memory that were passed to `fedshot.train`; None if files hold them.
+            data_dir: folder of downloaded datasets; by default $FEDSHOT_DATA.
+            options: options of `test` that differ from the run's, such as `shot=5`.
+
+        Raises ConfigError for an unknown option, CheckpointError for data that are not the run's,
+        and DataError if the data are missing or too few.
+
+        Example:
+            ```python
+            print(run.evaluate(shot=5))
+            ```
+        """
+        from fedshot.api.training import prepared_again
+        from fedshot.config.load import Config
+        from fedshot.config.settings import merged
+        from fedshot.runs.experiment import Experiment
+
+        prepared = prepared_again(self._path, data, data_dir, **self._modules)
+        asked = Config.of(merged(self.config, {"test": options}))
+        experiment = Experiment(prepared, self._path)
+        test = prepared.episodic_test(asked.test)
+        score = experiment.evaluate(test)
+        baselines = experiment.raw_baselines(test).items()
+        stored = {
+            "round": experiment.best_round,
+            "chosen_by": (self._read().result or {}).get("chosen_by", ""),
+            "baselines": {name: one.to_json() for name, one in baselines},
+        }
+        tested = TestProtocol.of(asked.settings, {"own": prepared.own_tests})
+        return _result_of(score.to_json(), stored, tested)
+
+    def calibrate(
+        self, data: Any = None, *, way: int | None = None, shot: int | None = None,
+        episodes: int = 400, client: int | str | None = None, data_dir: str | None = None,
+    ) -> Calibration:  # fmt: skip
+        """Measure the confidence on the validation classes and store it in the run's folder.
+
+        `classifier` then gives calibrated probabilities and can refuse examples of no class.
+
+        Args:
+            data: the data in memory that were passed to `fedshot.train`; None if files hold them.
+            way: number of classes of an episode; None for the way of the run's test.
+            shot: support examples per class; None for the shot of the run's test.
+            episodes: number of episodes, half of them to fit and half to measure.
+            client: number or name of the client whose model predicts; None for the server's model.
+            data_dir: folder of downloaded datasets; by default $FEDSHOT_DATA.
+
+        Raises ConfigError for too few validation classes, and DataError if the data are missing,
+        too few or not the run's.
+        """
+        from fedshot.api.training import prepared_again
+        from fedshot.use.calibration import store
+        from fedshot.use.measuring import measure
+        from fedshot.use.trained import TrainedRun
+
+        run = TrainedRun(self._path, data_dir, **self._modules)
+        if data is not None:
+            again = prepared_again(self._path, data, data_dir, **self._modules)
+            run.federated = run.checked(again)
+        found = measure(run, way=way, shot=shot, episodes=episodes, client=client)
+        store(self._path, found)
+        return found
+
     def report(
         self, to: str | os.PathLike[str] | None = None, *, with_data: bool = True,
         data_dir: str | None = None,
@@ -290,19 +360,24 @@ def open_run(
 
 
 def _result(run: Run) -> RunResult:
-    test, stored = run.test, run.result or {}
+    return _result_of(run.test, {"round": run.rounds, **(run.result or {})}, run.tested)
+
+
+def _result_of(
+    test: Mapping[str, Any], stored: Mapping[str, Any], tested: TestProtocol
+) -> RunResult:
     held = (stored.get("baselines") or {}).items()
     return RunResult(
         accuracy=test["accuracy"],
         interval=test["interval"],
         episodes=test["episodes"],
-        round=stored.get("round", run.rounds),
+        round=stored["round"],
         chosen_by=stored.get("chosen_by", ""),
         baselines={name: (one["accuracy"], one["interval"]) for name, one in held},
         clients={int(c): accuracy for c, accuracy in (test.get("clients") or {}).items()},
         worst_tenth=test.get("worst_tenth"),
         tasks=test.get("tasks", ""),
-        tested=run.tested,
+        tested=tested,
     )
 
 

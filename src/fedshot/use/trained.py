@@ -206,7 +206,10 @@ class TrainedRun:
     @cached_property
     def federated(self) -> FederatedDataset:
         """The run's data, split among the clients. Raises DataError if the data are missing."""
-        found = FederatedDataset(self.config, self._data_dir)
+        return self.checked(FederatedDataset(self.config, self._data_dir))
+
+    def checked(self, found: FederatedDataset) -> FederatedDataset:
+        """Return the data. Raises DataError if they are not those of the run."""
         if found.dataset.digest != self.dataset_info.digest:
             raise DataError(
                 f"{self.folder} was trained on other data: the hash of dataset "

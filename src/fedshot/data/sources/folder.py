@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,13 +16,14 @@ from fedshot.core.ranges import Side
 from fedshot.core.regular_files import real_path
 from fedshot.core.text import count, other_kinds
 from fedshot.data.class_split import ClassSplit
-from fedshot.data.dataset import Dataset, Ints
+from fedshot.data.dataset import Dataset, Ints, Pixels
 from fedshot.data.files.bounded import check_link, check_memory
 from fedshot.data.files.images import SUFFIXES, Aspect, decode, workers
 from fedshot.data.sources.source import Source
 from fedshot.data.sources.splits.published import PARTS
 from fedshot.data.tokens import Numbers
 
+_SHOWN = 10  # unusable images that an error names
 _LONGEST_PATTERN = 200  # characters of `groups`; long ones take seconds to compile
 
 
@@ -89,13 +91,16 @@ class ImageFolder(Source):
             skipped=_skipped(root, classes),
         )
 
-    def _read(self, root: Path, files: list[Path]) -> np.ndarray:
-        first = decode(files[0], files[0], self.channels, self.size, self.aspect)
+    def _read(self, root: Path, files: list[Path]) -> Pixels:
+        first = self._first(files)
         check_memory(str(root), len(files) * first.nbytes, "Set `size`, or lower it.")
         x = np.empty((len(files), *first.shape), dtype=np.uint8)
 
-        def fill(i: int) -> None:
-            pixels = decode(files[i], files[i], self.channels, self.size, self.aspect)
+        def fill(i: int) -> DataError | None:
+            try:
+                pixels = self._decode(files[i])
+            except DataError as error:
+                return error
             if pixels.shape != first.shape:
                 (h, w, _), (h2, w2, _) = first.shape, pixels.shape
                 raise DataError(
@@ -103,10 +108,27 @@ class ImageFolder(Source):
                     f"(width x height). Set `size`, for example size={min(h, w)}."
                 )
             x[i] = pixels
+            return None
 
         with workers() as pool:
-            list(pool.map(fill, range(len(files))))  # re-raises the first exception
+            failed = [error for error in pool.map(fill, range(len(files))) if error is not None]
+        if len(failed) > 1:
+            shown = "".join(f"\n- {error}" for error in failed[:_SHOWN])
+            more = f"\n- and {len(failed) - _SHOWN} more" if len(failed) > _SHOWN else ""
+            raise DataError(f"{len(failed)} images of {root} cannot be used:{shown}{more}")
+        if failed:
+            raise failed[0]
         return x
+
+    def _first(self, files: list[Path]) -> Pixels:
+        """Return the first image that can be decoded. Raises the error of the first if none can."""
+        for file in files:
+            with suppress(DataError):
+                return self._decode(file)
+        return self._decode(files[0])
+
+    def _decode(self, file: Path) -> Pixels:
+        return decode(file, file, self.channels, self.size, self.aspect)
 
 
 def _classes(root: Path) -> tuple[list[Path], list[str]]:

@@ -52,6 +52,6 @@ class InMemory(Source):
         known = f", SHA-256 {self.digest}" if self.digest else ""
         raise DataError(
             f"the dataset {self.dataset!r} was passed in Python{known}, and no file "
-            "contains it. Create it again in Python, and resume the run with "
-            "fedshot.train(data=dataset, out=folder, resume=True)."
+            "contains it. In Python, create it again and pass it: to fedshot.train(data=dataset, "
+            "out=folder, resume=True), or to `evaluate` or `calibrate` of fedshot.open_run(folder)."
         )
