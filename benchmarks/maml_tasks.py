@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import payloads
 import torch
 from nets import build, in_layout, place
+from serve import serve
 from torch import Tensor, nn
 
 MamlTask = tuple[Tensor, Tensor, Tensor, Tensor]  # support x, y; query x, y
@@ -44,3 +47,17 @@ def gradients(spec: Spec) -> dict[str, Tensor]:
         assert p.grad is not None
         found[name] = p.grad / len(spec.tasks)
     return found
+
+
+def serve_gradients(meta_gradient: Callable[[Spec, bool], dict[str, Tensor]], version: str) -> None:
+    """Serve the gradients of both orders in both layouts and types (`FOLDER THREADS`)."""
+    torch.set_num_threads(int(sys.argv[2]))
+    works = {}
+    for layout in ("nchw", "channels_last"):
+        for kind in ("float32", "float64"):
+            spec = load(Path(sys.argv[1]), layout, kind)
+            for order in ("first", "second"):
+                works[f"{order}-{layout}-{kind}"] = lambda s=spec, o=order: meta_gradient(
+                    s, o == "first"
+                )
+    serve(works, {"version": version})

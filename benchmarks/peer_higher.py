@@ -8,14 +8,10 @@ the gradient with respect to the adapted weights, which is that of first-order M
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import higher
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
-from maml_tasks import Spec, gradients, load
-from serve import serve
+from maml_tasks import Spec, gradients, serve_gradients
 
 
 def meta_gradient(spec: Spec, first_order: bool) -> dict[str, torch.Tensor]:
@@ -39,19 +35,5 @@ def meta_gradient(spec: Spec, first_order: bool) -> dict[str, torch.Tensor]:
     return gradients(spec)
 
 
-def main() -> None:
-    """Load the tasks and serve."""
-    torch.set_num_threads(int(sys.argv[2]))
-    works = {}
-    for layout in ("nchw", "channels_last"):
-        for kind in ("float32", "float64"):
-            spec = load(Path(sys.argv[1]), layout, kind)
-            for order in ("first", "second"):
-                works[f"{order}-{layout}-{kind}"] = lambda s=spec, o=order: meta_gradient(
-                    s, o == "first"
-                )
-    serve(works, {"version": "higher 0.2.1"})
-
-
 if __name__ == "__main__":
-    main()
+    serve_gradients(meta_gradient, "higher 0.2.1")

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody reads)
-from maml_tasks import Spec, gradients, load
-from serve import serve
+from maml_tasks import Spec, gradients, serve_gradients
 
 SOURCE = Path(__file__).resolve().parent.parent / ".venv-peers/src/learn2learn-0.2.0/learn2learn"
 for name, folder in (("learn2learn", SOURCE), ("learn2learn.algorithms", SOURCE / "algorithms")):
@@ -38,19 +37,5 @@ def meta_gradient(spec: Spec, first_order: bool) -> dict[str, torch.Tensor]:
     return gradients(spec)
 
 
-def main() -> None:
-    """Load the tasks and serve."""
-    torch.set_num_threads(int(sys.argv[2]))
-    works = {}
-    for layout in ("nchw", "channels_last"):
-        for kind in ("float32", "float64"):
-            spec = load(Path(sys.argv[1]), layout, kind)
-            for order in ("first", "second"):
-                works[f"{order}-{layout}-{kind}"] = lambda s=spec, o=order: meta_gradient(
-                    s, o == "first"
-                )
-    serve(works, {"version": "learn2learn 0.2.0, MAML in pure Python"})
-
-
 if __name__ == "__main__":
-    main()
+    serve_gradients(meta_gradient, "learn2learn 0.2.0, MAML in pure Python")
