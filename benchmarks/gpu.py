@@ -30,6 +30,7 @@ import gpu_data
 import torch
 from nets import build
 from plain import Task, average, proto_loss
+from report import table
 from torch import Tensor
 from work import PreparedWork, Work, named
 
@@ -74,7 +75,7 @@ class Book:
         """Keep a result and print it."""
         self.held.setdefault(part, {})[name] = found
         self._file.write_text(json.dumps(self.held, indent=1))
-        self._table.write_text(table(self.held))
+        self._table.write_text(sections(self.held))
         shown = ", ".join(f"{key} {value}" for key, value in found.items())
         print(f"[{time.perf_counter() - self._start:6.1f}] {part} {name}: {shown}", flush=True)
 
@@ -83,21 +84,13 @@ class Book:
         return name in self.held.get(part, {})
 
 
-def table(held: dict[str, dict[str, Any]]) -> str:
+def sections(held: dict[str, dict[str, Any]]) -> str:
     """Return all results as Markdown."""
-    lines = []
-    for part, rows in held.items():
-        columns = list(dict.fromkeys(key for row in rows.values() for key in row))
-        lines += [
-            f"## {part}",
-            "",
-            f"| | {' | '.join(columns)} |",
-            "|---" * (len(columns) + 1) + "|",
-        ]
-        for name, row in rows.items():
-            lines.append(f"| {name} | {' | '.join(str(row.get(key, '')) for key in columns)} |")
-        lines.append("")
-    return "\n".join(lines)
+    parts = [
+        f"## {part}\n" + table([{"": name, **row} for name, row in rows.items()])
+        for part, rows in held.items()
+    ]
+    return "\n".join(parts)
 
 
 # Right.

@@ -109,7 +109,7 @@ def pages(results: Mapping[str, Any], shares: str) -> dict[str, str]:
 def _case(name: str, found: Mapping[str, Any]) -> str:
     parts = [f"\n## {name}\n\n{found['what']}.\n"]
     if found["rows"]:
-        parts.append(_table(found["rows"]))
+        parts.append(table(found["rows"]))
     repeats = found["repeats"]
     lines = [f"Medians and minima of {repeats} turns.", *(f"{n}." for n in found["notes"])]
     lines.append(f"{found['machine']}; commit {found['commit']}; `{found['command']}`.")
@@ -126,7 +126,8 @@ def _case(name: str, found: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows as a Markdown table with a column for each of their keys."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [_line(columns), _line("---" for _ in columns)]
     lines += [_line(_cell(row.get(name)) for name in columns) for row in rows]
