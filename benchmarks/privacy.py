@@ -1,8 +1,12 @@
-"""Accuracy against epsilon, on features of HuffPost: JSON, and the figure of docs/privacy.md.
+"""Accuracy against epsilon, on features of HuffPost: JSON, figure and tables of docs/privacy.md.
 
     python benchmarks/privacy.py --features huffpost.npz           train what is not in the JSON yet
     python benchmarks/privacy.py --features huffpost.npz --only frl
     python benchmarks/privacy.py --draw                            the figure and the table alone
+    python benchmarks/privacy.py --features huffpost.npz --client-noise [--clients 500] [--seeds 3]
+
+The last prints the table of accuracy and time with noise by the clients inside secure sums, beside
+noise by the server.
 
 The features are those of a sentence encoder for each headline, as docs/features.md writes them to a
 file. 500 clients have 30 classes (Dirichlet, alpha 0.5); 11 other classes are the test, 5-way
@@ -13,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -51,28 +57,58 @@ CASES: dict[str, tuple[list[int], int, dict[str, Any], dict[str, Any]]] = {
 """Case -> (hidden layers, rounds, method, privacy)."""
 
 
-def trained(features: Path, case: str, epsilon: float | None, seed: int) -> dict[str, Any]:
-    """Train one run, and return its result."""
+def trained(
+    features: Path,
+    case: str,
+    epsilon: float | None,
+    seed: int,
+    clients: int = 500,
+    by_clients: bool = False,
+) -> tuple[dict[str, Any], float]:
+    """Train one run; return its result, and the seconds of an exchange."""
     hidden, rounds, method, privacy = CASES[case]
     tree = SETTINGS | {
         "seed": seed,
         "data": {"name": "npz", "path": str(features)},
+        "partition": SETTINGS["partition"] | {"clients": clients},
         "model": {"backbone": {"name": "mlp", "hidden": hidden}},
         "method": method,
-        "run": SETTINGS["run"] | {"rounds": rounds},
+        "run": SETTINGS["run"] | {"rounds": rounds, "secure_sums": by_clients},
         "privacy": "none" if epsilon is None else privacy | {"epsilon": epsilon},
     }
     prepared = PreparedRun(Config.of(tree))
     with tempfile.TemporaryDirectory() as folder:
         run = Experiment(prepared, Path(folder) / "run")
+        begun = time.process_time()
         for _ in run.run():
             pass
         score = run.result()
+        seconds = (time.process_time() - begun) / rounds
         return {
             "case": case, "epsilon": epsilon, "seed": seed, "accuracy": score.accuracy,
             "interval": score.interval, "clients": len(prepared.clients), "spent": run.spent,
             "baseline": run.baselines[BASELINE].accuracy,
-        }  # fmt: skip
+        }, seconds  # fmt: skip
+
+
+def noise_table(features: Path, clients: int, seeds: int, only: str) -> None:
+    """Train with noise by the server and by the clients; print a row of each method for each."""
+    head = ["accuracy, %", "noise by", "epsilon 8", "3", "1", "seconds of an exchange"]
+    print("|", " | ".join(head), "|\n|---|---|---|---|---|---|", flush=True)
+    for case in ("FedNCM, client level", "FL-Proto, client level"):
+        if not case.lower().startswith(only):
+            continue
+        for by_clients in (False, True):
+            cells, seconds = [], []
+            for epsilon in (8, 3, 1):
+                found = [trained(features, case, epsilon, seed, clients, by_clients)
+                         for seed in range(seeds)]  # fmt: skip
+                cells.append(f"{100 * fmean(row['accuracy'] for row, _ in found):.1f}")
+                seconds += [s for _, s in found]
+                print(case, by_clients, epsilon, found, file=sys.stderr, flush=True)
+            name = "the clients" if by_clients else "the server"
+            row = [case.partition(",")[0], name, *cells, f"{fmean(seconds):.2g}"]
+            print("|", " | ".join(row), "|", flush=True)
 
 
 def draw(found: list[dict[str, Any]]) -> None:
@@ -112,18 +148,25 @@ def main() -> None:
     parser.add_argument("--features", type=Path)
     parser.add_argument("--only", default="", help="cases whose names begin so")
     parser.add_argument("--draw", action="store_true")
+    parser.add_argument("--client-noise", action="store_true")
+    parser.add_argument("--clients", type=int, default=500, help="of --client-noise")
+    parser.add_argument("--seeds", type=int, default=3, help="of --client-noise")
     options = parser.parse_args()
+    only = options.only.lower()
+    if options.client_noise:
+        noise_table(options.features, options.clients, options.seeds, only)
+        return
 
     def held() -> list[dict[str, Any]]:
         return json.loads(JSON.read_text(encoding="utf-8")) if JSON.exists() else []
 
     wanted = [] if options.draw else [
         (case, epsilon, seed) for seed in SEEDS for case in CASES for epsilon in EPSILONS
-        if case.lower().startswith(options.only.lower())
+        if case.lower().startswith(only)
     ]  # fmt: skip
     for one in wanted:
         if one not in [(r["case"], r["epsilon"], r["seed"]) for r in held()]:
-            row = trained(options.features, *one)
+            row, _ = trained(options.features, *one)
             JSON.write_text(json.dumps([*held(), row], indent=1) + "\n", encoding="utf-8")
             print(one, round(100 * row["accuracy"], 2), flush=True)
     draw(held())
