@@ -54,20 +54,23 @@ REFERENCE = "fedshot, threads"
 
 
 class Round:
-    """The same round over and over."""
+    """The same round over and over; `threads` are those of torch, by default the fleet's."""
 
-    def __init__(self, bench: PreparedWork, fleet: str, folder: Path) -> None:
-        self.bench, self.plan = bench, FLEETS[fleet]
+    def __init__(
+        self, bench: PreparedWork, fleet: str, folder: Path, threads: int | None = None
+    ) -> None:
+        self.bench, plan = bench, FLEETS[fleet]
+        self.threads = threads or plan.threads
         store = PrivateStore(folder / fleet)
         host = Host(bench.method, bench.dataset, bench.partition, store, bench.key)
-        self.meter = Meter(self.plan.make(host))
+        self.meter = Meter(plan.make(host))
         self.fleet = Guard(self.meter)
 
     def __call__(self) -> ModelState:
         """Return the server's state after the round."""
         bench = self.bench
         clients = Clients(self.fleet, range(bench.work.clients), quorum=1.0, round=1)
-        with arithmetic(self.plan.threads):
+        with arithmetic(self.threads):
             server, _ = bench.method.round(bench.server, clients, bench.key)
         assert self.meter.total("train", "up") > 0
         return server

@@ -178,8 +178,7 @@ def flower(work: Work, options: Options) -> Result:
         with Child("peer_flower.py", folder) as child, Simulator(bench, folder) as ordinary:
             everyone += ordinary.contestants()
             result.notes.append(str(child.facts["version"]))
-            one = PreparedWork(Work(work.name, work.net, work.shape, work.clients, 1,
-                             optimizer=work.gradient().optimizer))  # fmt: skip
+            one = PreparedWork(replace(work.gradient(), clients=work.clients))
             after = Round(one, "threads", folder).state()
             for layout in layouts(work):
                 theirs = child.check(f"{layout}-gradient", folder / "flower-check.safetensors")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import payloads
 import torch
@@ -16,33 +16,10 @@ from rounds import ROUNDED, Simulator
 from timing import Contestant, interleave, rows, say, timed
 from work import PreparedWork, Work, distance, named
 
-from fedshot.core.machine import arithmetic
-from fedshot.fleets.guard import Guard
-from fedshot.fleets.host import Host
-from fedshot.fleets.meter import Meter
-from fedshot.fleets.private import PrivateStore
-from fedshot.fleets.sequential import Sequential
-from fedshot.protocol.clients import Clients
-
 WORKS = (
     Work("conv4-28", "conv4", (28, 28, 1), clients=1, steps=10),
     Work("conv4-32", "conv4", (32, 32, 3), clients=1, steps=10),
 )
-
-
-class OneClient:
-    """A round with one client on the sequential fleet."""
-
-    def __init__(self, bench: PreparedWork, threads: int, folder: Path) -> None:
-        self._bench, self._threads = bench, threads
-        store = PrivateStore(folder / "clients")
-        host = Host(bench.method, bench.dataset, bench.partition, store, bench.key)
-        self._fleet = Guard(Meter(Sequential(host)))
-
-    def __call__(self) -> None:
-        clients = Clients(self._fleet, [0], quorum=1.0, round=1)
-        with arithmetic(self._threads):
-            self._bench.method.round(self._bench.server, clients, self._bench.key)
 
 
 def jax(work: Work, options: Options) -> Result:
@@ -60,11 +37,10 @@ def jax(work: Work, options: Options) -> Result:
     payloads.write(folder / "jax.safetensors", spec)
     counts = sorted({N, 1}, reverse=True)
     everyone = [
-        Contestant(f"fedshot, {say(n)}", timed(OneClient(bench, n, folder)), n) for n in counts
+        Contestant(f"fedshot, {say(n)}", timed(Round(bench, "sequential", folder, n)), n)
+        for n in counts
     ]
-    one = PreparedWork(
-        Work(work.name, work.net, work.shape, 1, 1, optimizer=work.gradient().optimizer)
-    )
+    one = PreparedWork(replace(work.gradient(), clients=work.clients))
     after = Round(one, "sequential", folder).state()
     moved = {name: before[name] - after[name] for name in after if "running" not in name}
     zero = {name: torch.zeros_like(leaf) for name, leaf in moved.items()}

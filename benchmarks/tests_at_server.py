@@ -12,7 +12,7 @@ import torch
 from case import Case, Options, Result, agree
 from children import Child, PeerError
 from nets import build
-from ours import FLEETS, REFERENCE, N, taking
+from ours import FLEETS, REFERENCE, N, Round, taking
 from timing import Contestant, interleave, rows, timed
 from work import PreparedWork, Work, named
 
@@ -61,22 +61,13 @@ def rows_of(tasks: Tasks, y: Any) -> list[list[int]]:
     return found
 
 
-def trained(bench: PreparedWork, folder: Path) -> ModelState:
-    """Return an encoder after one round, so that its running statistics are of these images."""
-    store = PrivateStore(folder / "training")
-    host = Host(bench.method, bench.dataset, bench.partition, store, bench.key)
-    clients = Clients(Guard(Meter(FLEETS["threads"].make(host))), range(10), round=1)
-    server, _ = bench.method.round(bench.server, clients, bench.key)
-    return server
-
-
 def easyfsl(options: Options) -> Result:
     """Measure a test of 5-way 1-shot episodes with 15 queries a class."""
     n = 20 if options.quick else EPISODES
     result = Result(f"{n} episodes of 5-way 1-shot with 15 queries a class, Conv4-32, 32x32x3")
     bench, folder = PreparedWork(WORK), options.folder / "test"
     folder.mkdir()
-    server = trained(bench, folder)
+    server = Round(bench, "threads", folder)()  # its running statistics are of these images
     tasks = Tasks.draw(bench.dataset, range(10), bench.episode, n, Key(5))
     ours = {f: Evaluation(bench, server, tasks, f, folder) for f in taking("conv4")}
     everyone = [
