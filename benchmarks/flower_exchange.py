@@ -27,8 +27,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,31 +89,55 @@ def flower_fleet(experiment: Experiment) -> FlowerFleet:
     return fleet
 
 
+@contextmanager
+def on_nodes(
+    prepared: PreparedRun, folder: Path, nodes: int
+) -> Iterator[tuple[Experiment, dict[str, int]]]:
+    """Open the run on nodes of this machine; yield it, and the pids of all processes by name."""
+    local.prepare(folder, prepared, nodes)
+    device = prepared.config.run.device
+    with local.federation(folder, nodes, lambda _: None, device=device) as (server, children):
+        deployment = flower_runs.Deployment.new(str(server.folder), 0, 600.0)
+        with flower_runs.open_experiment(
+            prepared, folder / "run", deployment, server, lambda _: None, wait=300.0
+        ) as experiment:
+            pids = {child.name: child.process.pid for child in children.all}
+            yield experiment, pids | {"run": os.getpid()}
+
+
+def on_noise(folder: Path, clients: int, shape: tuple[int, ...], **settings: Any) -> PreparedRun:
+    """Return a run on random images, the first axis of `shape` for each client, in 20 classes."""
+    each, *size = shape
+    images = np.random.default_rng(0).integers(0, 256, (each * clients, *size), np.uint8)
+    np.savez(folder / "images.npz", x=images, y=np.arange(len(images)) % 20)
+    common = {
+        "data": {"name": "npz", "path": str(folder / "images.npz")},
+        "split": {"base": ["0-9"], "validation": ["10-14"], "novel": ["15-19"]},
+        "partition": {"name": "iid", "clients": clients},
+        "episode": {"way": 5, "shot": 1, "query": 1},
+        "test": {"episodes": 20, "query": 5},
+    }
+    return PreparedRun(Config.of(common | settings))
+
+
 def measure(name: str, rounds: int) -> None:
     chosen = {**SETTINGS, "method": METHODS[name], "run": {**SETTINGS["run"], "rounds": rounds}}
     prepared = PreparedRun(Config.of(chosen))
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        local.prepare(folder, prepared, NODES)
-        with (
-            local.federation(folder, NODES, lambda _: None) as (server_folder, children),
-            flower_runs.open_experiment(
-                prepared, folder / "run",
-                flower_runs.Deployment.new(str(server_folder.folder), 0, 60.0), server_folder,
-                lambda _: None, wait=120.0,
-            ) as experiment,
-        ):  # fmt: skip
-            fleet = flower_fleet(experiment)
-            going = experiment.run()
-            next(going)
-            next(going)
-            spent.clear()
-            pids = [child.process.pid for child in children.all] + [os.getpid()]
-            before, worked, begun = [cpu(pid) for pid in pids], fleet.seconds, time.perf_counter()
-            exchanging = sum(record.seconds for record in going)
-            wall = time.perf_counter() - begun
-            used = [cpu(pid) - was for pid, was in zip(pids, before, strict=True)]
-            worked = fleet.seconds - worked
+    with (
+        tempfile.TemporaryDirectory() as place,
+        on_nodes(prepared, Path(place), NODES) as (experiment, pids),
+    ):
+        fleet = flower_fleet(experiment)
+        going = experiment.run()
+        next(going)
+        next(going)
+        spent.clear()
+        before = [cpu(pid) for pid in pids.values()]
+        worked, begun = fleet.seconds, time.perf_counter()
+        exchanging = sum(record.seconds for record in going)
+        wall = time.perf_counter() - begun
+        used = [cpu(pid) - was for pid, was in zip(pids.values(), before, strict=True)]
+        worked = fleet.seconds - worked
     n = rounds - 1
     print(f"{name}: {n} rounds of one exchange")
     print(
@@ -127,23 +151,14 @@ def measure(name: str, rounds: int) -> None:
 
 def simulate_cluster(rounds: int, clients: int, device: str, turns: int) -> None:
     with tempfile.TemporaryDirectory() as place:
-        generator = np.random.default_rng(0)
-        images = generator.integers(0, 256, (64 * clients, 32, 32, 3), np.uint8)
-        labels = np.arange(len(images)) % 20
-        np.savez(f"{place}/images.npz", x=images, y=labels)
-        chosen = {
-            "data": {"name": "npz", "path": f"{place}/images.npz"},
-            "split": {"base": ["0-9"], "validation": ["10-14"], "novel": ["15-19"]},
-            "partition": {"name": "iid", "clients": clients},
-            "episode": {"way": 5, "shot": 1, "query": 1},
-            "method": {"name": "fl_proto", "local_steps": 10},
-            "run": {
+        prepared = on_noise(
+            Path(place), clients, (64, 32, 32, 3),
+            method={"name": "fl_proto", "local_steps": 10},
+            run={
                 "rounds": rounds + 1, "validate_every": 10_000, "device": device,
                 "fleet": "sequential" if device == "cpu" else "vectorised",
             },
-            "test": {"episodes": 20, "query": 5},
-        }  # fmt: skip
-        prepared = PreparedRun(Config.of(chosen))
+        )  # fmt: skip
         for turn in range(turns):
             rates = {n: _rate(prepared, n, Path(place) / f"{turn}-{n}") for n in (0, 1, 2)}
             for n, rate in rates.items():
@@ -154,17 +169,7 @@ def _rate(prepared: PreparedRun, nodes: int, folder: Path) -> float:
     """Return the rounds per second after the first round; 0 nodes: in this process."""
     with ExitStack() as stack:
         if nodes:
-            local.prepare(folder, prepared, nodes)
-            device = prepared.config.run.device
-            server_folder, _ = stack.enter_context(
-                local.federation(folder, nodes, lambda _: None, device=device)
-            )
-            deployment = flower_runs.Deployment.new(str(server_folder.folder), 0, 600.0)
-            experiment = stack.enter_context(
-                flower_runs.open_experiment(
-                    prepared, folder / "run", deployment, server_folder, lambda _: None, wait=300.0
-                )
-            )
+            experiment, _ = stack.enter_context(on_nodes(prepared, folder, nodes))
         else:
             experiment = Experiment(prepared, folder)
         going = experiment.run()
@@ -191,34 +196,16 @@ def many_clients(rounds: int, clients: int, width: int, workers: int, most_mb: i
     local.LIMITS = Limits(message=most_mb << 20)
     local.node_command = lambda *words: [*inner(*words), *more]
     with tempfile.TemporaryDirectory() as place:
-        folder, generator = Path(place), np.random.default_rng(0)
-        images = generator.integers(0, 256, (60 * clients, 8, 8, 1), np.uint8)
-        np.savez(folder / "images.npz", x=images, y=np.arange(len(images)) % 20)
-        chosen = {
-            "data": {"name": "npz", "path": str(folder / "images.npz")},
-            "split": {"base": ["0-9"], "validation": ["10-14"], "novel": ["15-19"]},
-            "partition": {"name": "iid", "clients": clients},
-            "episode": {"way": 5, "shot": 1, "query": 1},
-            "model": {"backbone": {"name": "mlp", "hidden": [width, width]}},
-            "method": {"name": "fl_proto", "local_steps": 1},
-            "run": {
-                "rounds": rounds + 1, "validate_every": 10_000, "checkpoint_every": 10_000
-            },
-            "test": {"episodes": 20, "query": 5},
-        }  # fmt: skip
-        prepared = PreparedRun(Config.of(chosen))
-        local.prepare(folder, prepared, NODES)
-        with (
-            local.federation(folder, NODES, lambda _: None) as (server_folder, children),
-            flower_runs.open_experiment(
-                prepared, folder / "run",
-                flower_runs.Deployment.new(str(server_folder.folder), 0, 600.0), server_folder,
-                print, wait=300.0,
-            ) as experiment,
-        ):  # fmt: skip
+        folder = Path(place)
+        prepared = on_noise(
+            folder, clients, (60, 8, 8, 1),
+            model={"backbone": {"name": "mlp", "hidden": [width, width]}},
+            method={"name": "fl_proto", "local_steps": 1},
+            run={"rounds": rounds + 1, "validate_every": 10_000, "checkpoint_every": 10_000},
+        )  # fmt: skip
+        with on_nodes(prepared, folder, NODES) as (experiment, pids):
             going = experiment.run()
             next(going)
-            pids = {child.name: child.process.pid for child in children.all} | {"run": os.getpid()}
             before = {name: memory(pid)["VmRSS"] for name, pid in pids.items()}
             next(going)
             fleet = flower_fleet(experiment)
