@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedshot import conformance
 from fedshot.config import load
 from fedshot.config.load import Config
+from fedshot.conformance import checks
 from fedshot.conformance.small import CLASSES, CLIENTS, SHAPE
 from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError, FedshotError
@@ -56,7 +56,7 @@ def _check(method: Method[Any], file: Path) -> int:
 
     failed = 0
     with tempfile.TemporaryDirectory() as place, arithmetic(1):
-        outcomes = conformance.check(method, lambda: Path(tempfile.mkdtemp(dir=place)), explain)
+        outcomes = checks.check(method, lambda: Path(tempfile.mkdtemp(dir=place)), explain)
         for name, reason in outcomes:
             failed += bool(reason)
             say(f"{method.name}: {'fail' if reason else 'pass'}: {name}"

@@ -2,9 +2,3 @@
 
 A cell is one number of a table: one row (a method) in one column (a setting).
 """
-
-from fedshot.recipes.index import load, names
-from fedshot.recipes.reading import read
-from fedshot.recipes.recipe import Cell, Recipe
-
-__all__ = ["Cell", "Recipe", "load", "names", "read"]
