@@ -91,19 +91,14 @@ def test_who_trains_is_known_by_the_lock(tmp_path: Path, monkeypatch: pytest.Mon
     assert Status.of(folder).state == "not ended"
 
 
-ENDED = ("00:00:00", "00:00:10", "02:00:10", "02:00:30")  # stopped for two hours
-
-
-@pytest.mark.parametrize("elapsed", [True, False])
-def test_the_time_left_is_that_of_the_last_rounds(tmp_path: Path, elapsed: bool) -> None:
-    """By the records' own `elapsed`, or without it by their times."""
+def test_the_time_left_is_that_of_the_last_rounds(tmp_path: Path) -> None:
     folder = stopped(tmp_path / "run", 3, {"run": {"rounds": 10}}).folder
-    told, ended = iter((None, 10.0, None, 21.0) if elapsed else [None] * 4), iter(ENDED)
-    new = lambda: {"elapsed": next(told), "ended": f"2026-01-01T{next(ended)}+00:00"}  # noqa: E731
-    records(folder, lambda one: one | new())
+    told = iter((None, 10.0, None, 21.0))
+    records(folder, lambda one: one | {"elapsed": next(told), "ended": "2026-01-01T02:00:30+00:00"})
     found = Status.of(folder, now=1767232900.0)  # 02:01:40
-    assert (found.pace, found.ago) == (15.5 if elapsed else 20, 70)
-    assert found.left == 7 * found.pace
+    assert (found.pace, found.left, found.ago) == (15.5, 7 * 15.5, 70)
+    records(folder, lambda one: one | {"elapsed": None, "seconds": 5.0})
+    assert Status.of(folder).pace == 5
 
 
 def test_a_clock_that_is_set_back_shortens_no_round(
@@ -126,19 +121,6 @@ def test_a_clock_that_is_set_back_shortens_no_round(
     folder = stopped(tmp_path / "run", 3, {"run": {"rounds": 10}}).folder
     found = Status.of(folder, now=0.0)
     assert (found.pace, found.left, found.ago) == (7, 49, 0)
-    records(folder, lambda one: {k: v for k, v in one.items() if k != "elapsed"})
-    found = Status.of(folder, now=0.0)
-    assert found.pace is not None
-    assert found.pace >= 0
-
-
-def test_older_records_tell_the_time_of_training(tmp_path: Path) -> None:
-    folder = stopped(tmp_path / "run", 3).folder
-    new = ("ended", "elapsed")
-    records(folder, lambda one: {k: v for k, v in one.items() if k not in new} | {"seconds": 5.0})
-    found = Status.of(folder, now=(folder / "metrics.jsonl").stat().st_mtime + 9)
-    assert (found.pace, found.left) == (5, 5)
-    assert found.ago == pytest.approx(9)
 
 
 def test_the_round_that_validation_chose_is_told_and_no_test_score(tmp_path: Path) -> None:

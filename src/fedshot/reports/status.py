@@ -8,14 +8,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fedshot.core.errors import CheckpointError
 from fedshot.core.text import duration, printable
 from fedshot.reports.run_files import Run
-from fedshot.runs.recorder import RECORDS
 from fedshot.runs.run_folder import begun, in_training
 from fedshot.runs.test_protocol import chose_by_test
 
@@ -87,7 +85,7 @@ class Status:
             _state(run, held),
             last.get("round", -1),
             run.planned,
-            None if not records else max(0.0, now - _ended(run.folder, last)),
+            None if not records else max(0.0, now - _ended(last)),
             pace,
             None if pace is None else left * pace,
             *_validated(run),
@@ -134,26 +132,20 @@ def _state(run: Run, held: bool | None) -> str:
     return "stopped" if run.rounds < run.planned or not run.records else "untested"
 
 
-def _ended(folder: Path, record: Mapping[str, Any]) -> float:
-    """Return the time at which a round ended; for old records, when their file was last written."""
-    if text := record.get("ended"):
-        return datetime.fromisoformat(text).timestamp()
-    return (folder / RECORDS).stat().st_mtime
+def _ended(record: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(record["ended"]).timestamp()
 
 
 def _pace(records: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the median seconds per round over the last rounds.
 
-    Old records have no elapsed time; the time between the ends of rounds is used instead, or else
+    The first round of a process has no elapsed time; if no other round is left, it is the median of
     the training time.
     """
     recent = records[-_RECENT - 1 :]
-    times = [datetime.fromisoformat(r["ended"]).timestamp() for r in recent if r.get("ended")]
-    spent = (
-        [float(r["elapsed"]) for r in recent if r.get("elapsed") is not None]
-        or [b - a for a, b in pairwise(times) if b >= a]
-        or [float(r["seconds"]) for r in recent if r["round"] > 0]
-    )
+    spent = [float(r["elapsed"]) for r in recent if r["elapsed"] is not None] or [
+        float(r["seconds"]) for r in recent if r["round"] > 0
+    ]
     return statistics.median(spent) if spent else None
 
 
