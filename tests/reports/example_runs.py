@@ -41,7 +41,7 @@ def run(label: str, result: bool = True, **settings: Any) -> Run:
         records[3]["skipped"] = "too few replies"
     tree = {"name": "x", "seed": 3, "run": {"rounds": 9}, "data": {"name": EVIL}} | settings
     more = {"clients": {"0": 0.5, "1": 0.6}, "worst_tenth": 0.5, "confusion": {EVIL: {"b": 3}}}
-    test = {"test": score((0.5, 0.6), **more), "round": 3, "chosen_by": "validation"}
+    test = {"test": score((0.5, 0.6), **more), "round": 3, "chosen_by": "validation", "own": False}
     ledger = [{"phase": "train", "work": "train", "direction": "up", "part": EVIL,
                "bytes": 3_000_000, "messages": 12}]  # fmt: skip
     folder = Path("r")

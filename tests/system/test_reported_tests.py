@@ -50,6 +50,9 @@ def test_the_result_says_whose_classes_were_asked_for_and_in_which_shape(tmp_pat
     assert (told["own"], told["split"], told["shape"]) == (
         True, "classes", {"way": [2, 4], "shot": None},
     )  # fmt: skip
+    found = Run.read(tmp_path / "own")
+    text = summary([ComparisonRow.of_runs("a", [found])], [found])
+    assert "Intervals are over clients" in text
     wide = {"test": {"way": [2, 3]}, "split": {"validation": [], "novel": ["7-9"]}}
     made = finished(tmp_path / "wide", CHOOSING, PROTO, wide)
     made.result()
@@ -82,33 +85,18 @@ def test_clients_tested_on_their_own_classes_are_told_to_be(
     assert not [words for words in FALSE if words in text]
 
 
-def test_an_older_result_is_read_and_told_by_its_settings(tmp_path: Path) -> None:
-    run = own(tmp_path / "run")
-    path = run.folder / "result.json"
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps({k: v for k, v in told.items()
-                                if k not in ("own", "split", "shape")}))  # fmt: skip
-    found = Run.read(run.folder)
-    assert found.tested == TestProtocol(own=True)
-    text = summary([ComparisonRow.of_runs("a", [found])], [found])
-    assert "tested on images of the clients' own classes" in text
-    assert "Intervals are over clients" in text
-    assert not [words for words in FALSE if words in text + card(run.folder)]
-
-
 def test_words_for_users_for_ranges_and_for_what_is_not_known() -> None:
     test = {"way": [3, 7], "shot": 1}
-    users = TestProtocol.of({"split": {"users": [0.6, 0.2, 0.2]}, "test": test})
+    users = TestProtocol.of({"split": {"users": [0.6, 0.2, 0.2]}, "test": test}, {"own": False})
     assert users.on(9) == (
         "9 3- to 7-way 1-shot test episodes of examples of users who took no part in training"
     )
-    novel = TestProtocol.of({"split": {"random": [4, 0, 6]}, "test": {"way": 5, "shot": 1}})
+    novel = TestProtocol.of({"test": {"way": 5, "shot": 1}}, {"own": False})
     assert novel.on(1000) == (
         "1,000 5-way 1-shot test episodes of classes that no client trained on"
     )
     assert alike([users, novel]).on(3) == "3 test episodes"
     assert TestProtocol.of({}).on(2) == "2 test episodes"
-    assert TestProtocol.of({"split": {"users": [0.6, 0.4, 0.0]}}).own
 
 
 def test_a_model_that_diverged_has_no_map_and_a_page_says_so(tmp_path: Path) -> None:

@@ -44,7 +44,6 @@ class ResultJson(TypedDict):
     round: NotRequired[Round]
     chosen_by: NotRequired[str]
     own: NotRequired[bool]
-    split: NotRequired[str]
     shape: NotRequired[_Shape]
     bytes_down: NotRequired[Whole]
     bytes_up: NotRequired[Whole]
@@ -79,11 +78,9 @@ class TestProtocol:
         cls, settings: Mapping[str, Any], result: Mapping[str, Any] | None = None
     ) -> TestProtocol:
         """Return the test described by a run's settings and its result.json."""
-        result, split = result or {}, at(settings, "split") or {}
-        users = split.get("users") is not None
-        if "split" in result:
-            users = result["split"] == "users"
-        own = result.get("own", _own(split))
+        result = result or {}
+        users = at(settings, "split.users") is not None
+        own = result.get("own")
         shape = result.get("shape", {})
         way = shape.get("way", None if own else at(settings, "test.way"))
         shot = shape.get("shot", None if own else at(settings, "test.shot"))
@@ -147,13 +144,3 @@ def alike(tests: Sequence[TestProtocol]) -> TestProtocol:
         first.shot if shapes else None,
         marks,
     )
-
-
-def _own(split: Mapping[str, Any]) -> bool | None:
-    """Return whether the section `split` of the settings has no novel classes; None if unknown."""
-    if split.get("users") is not None:
-        return not split["users"][-1]
-    if split.get("random") is not None:
-        return not split["random"][-1]
-    named = any(split.get(part) for part in ("base", "validation", "novel"))
-    return not split.get("novel") if named else None
