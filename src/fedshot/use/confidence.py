@@ -1,20 +1,20 @@
 """Confidence from logits: temperature scaling, calibration error and thresholds.
 
 Logits are divided by the temperature T that minimises the cross-entropy on validation episodes (Guo
-et al. 2017, On Calibration of Modern Neural Networks); the loss is convex in 1 / T, so golden
-section search finds T. A threshold rejects examples of unknown classes. It applies to the largest
-probability or the largest logit, whichever separates known from unknown better on validation data.
+et al. 2017, On Calibration of Modern Neural Networks); the loss is convex in 1 / T, so it has one
+minimum. A threshold rejects examples of unknown classes. It applies to the largest probability or
+the largest logit, whichever separates known from unknown better on validation data.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
+from scipy.optimize import minimize_scalar
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -26,9 +26,8 @@ Interval: TypeAlias = tuple[float, float]
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # shares of unknown examples that may be accepted
 BINS = 15
 _COLDEST, _HOTTEST = 1e-3, 1e4  # temperatures
-_NEAR = 0.01  # log temperatures this close to an end of the range count as that end
+_NEAR = 0.01  # log temperatures this close to the hot end of the range count as that end
 _RESAMPLED = 1000  # number of bootstrap samples for an interval
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -65,37 +64,22 @@ def signals(logits: Tensor, temperature: float) -> dict[Signal, Tensor]:
 def temperature(logits: Tensor, y: Tensor) -> tuple[float, End]:
     """Return (temperature with the smallest cross-entropy, end of the search range or "").
 
-    If the search stops at an end of its range, the returned temperature is 1. At the end "cold" all
-    predictions are correct and the loss has no minimum; at "hot" they are no better than chance.
+    The temperature is 1 if there is none: at the end "cold" all predictions are correct, so the
+    loss has no minimum; at "hot" they are no better than chance.
     """
     logits = logits.double()
+    if bool((logits.argmax(1) == y).all()):
+        return 1.0, "cold"
 
     def loss(log_t: float) -> float:
         return float(cross_entropy(logits / math.exp(log_t), y))
 
     low, high = math.log(_COLDEST), math.log(_HOTTEST)
-    best = golden_section(loss, low, high)
-    if best - low < _NEAR:
-        return 1.0, "cold"
+    options = {"xatol": 1e-6}
+    best = minimize_scalar(loss, bounds=(low, high), method="bounded", options=options).x
     if high - best < _NEAR:
         return 1.0, "hot"
     return math.exp(best), ""
-
-
-def golden_section(f: Callable[[float], float], low: float, high: float) -> float:
-    """Return the x in [low, high] that minimises a unimodal function, to within 1e-6."""
-    a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    fa, fb = f(a), f(b)
-    while high - low > 1e-6:
-        if fa <= fb:
-            high, b, fb = b, a, fa
-            a = high - _GOLDEN * (high - low)
-            fa = f(a)
-        else:
-            low, a, fa = a, b, fb
-            b = low + _GOLDEN * (high - low)
-            fb = f(b)
-    return (low + high) / 2
 
 
 def expected_calibration_error(p: Tensor, y: Tensor) -> float:
