@@ -7,6 +7,7 @@ import json
 import pytest
 
 import fedshot as fs
+from fedshot.api.comparing import write_report
 from fedshot.cli.main import main
 
 
@@ -38,6 +39,27 @@ def test_runs_on_other_data_are_not_ranked(first, small, arrays, tmp_path):
     assert found.warning.startswith("the results are on different data: ")
     assert found.sentences == ["first and other are not ranked: their data differ."]
     assert found.table["other"]["outcome"] is None
+
+
+def test_runs_with_other_tests_are_not_ranked(first, small, tmp_path):
+    def tested(name, **changes):
+        options = {"data": "digits", "method": "fl_proto", "clients": 4, "way": 2, "rounds": 1}
+        return fs.train(small, **{**options, **changes}, out=tmp_path / name, progress=False)
+
+    split = {"base": ["0-4"], "validation": ["8", "9"], "novel": ["5", "6", "7"]}
+    shot, classes = tested("shot", **{"test.shot": 3}), tested("classes", split=split)
+    found = fs.compare(first, shot, classes)
+    assert found.warning == ""
+    assert found.sentences == [
+        "first and shot are not ranked: their tests differ (2-way 1-shot, and 2-way 3-shot).",
+        "first and classes are not ranked: their tests differ (other classes).",
+    ]
+    assert [row["outcome"] for row in found.table][:3] == [None, None, None]
+    page = write_report(
+        [first.path, shot.path], to=tmp_path / "page.html", title=None, with_data=False,
+        data_dir=None, notify=lambda _: None,
+    )  # fmt: skip
+    assert "The 2 results are not ranked: their tests differ (" in page.read_text()
 
 
 def test_what_the_command_refuses_is_refused(first, tmp_path):

@@ -124,7 +124,7 @@ def test_runs_on_different_data_are_told_before_the_table_and_not_ranked(
     assert "proto-0 and local" in told.out or "proto-0 is" in told.out
     assert main(words("compare", runs["proto-0"], tmp_path / "own", "--json")) == 0
     [difference] = json.loads(capsys.readouterr().out)["differences"]
-    assert (difference["same_data"], difference["outcome"]) == (False, None)
+    assert (difference["not_ranked"], difference["outcome"]) == ("their data differ", None)
 
 
 def test_a_run_against_its_copy_shows_no_difference(

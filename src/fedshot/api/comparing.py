@@ -16,6 +16,7 @@ from fedshot.api.training_run import TrainingRun
 from fedshot.core.errors import ConfigError, as_path
 from fedshot.core.text import joined, printable
 from fedshot.recipes import results
+from fedshot.reports.significance import incomparable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,13 +30,13 @@ class Comparison:
 
     Args:
         rows: the results, then the baselines.
-        differences: for each result but the first, a pair: the first result minus this one, and
-            whether both are on the same data. Results on different data are not ranked.
+        differences: for each result but the first, a pair: the first result minus this one, and why
+            the two are not ranked, such as "their data differ"; "" if they are.
         warning: a sentence if some results are on different data; else "".
     """
 
     rows: tuple[reports.ComparisonRow, ...]
-    differences: tuple[tuple[reports.Difference, bool], ...]
+    differences: tuple[tuple[reports.Difference, str], ...]
     warning: str = ""
 
     @property
@@ -45,9 +46,9 @@ class Comparison:
         `difference` is the accuracy of the first row minus that of this row, and
         `difference_interval` the half-width of its 95 % interval. `outcome` says whether the first
         row is "above" or "below" this row; it is "unclear" if the interval includes zero. All three
-        are None for the first row, for baselines, and for rows on other data.
+        are None for the first row, for baselines, and for rows with other data or another test.
         """
-        held = {id(found.other): found for found, same in self.differences if same}
+        held = {id(found.other): found for found, apart in self.differences if not apart}
         names = ("accuracy", "interval", "episodes", "seeds", "bytes_down", "bytes_up", "seconds")
         return Listing([
             {"label": row.label, **{name: getattr(row, name) for name in names},
@@ -63,13 +64,14 @@ class Comparison:
         """Sentences on each difference: its size, and which variation its interval covers.
 
         The interval covers the variation over episodes and, if both results have several seeds,
-        over seeds. For results on different data, the sentence says that they are not ranked.
+        over seeds. For results on different data, or of tests that differ in way, shot or classes,
+        the sentence says that they are not ranked.
         """
         first = self.rows[0]
         return [
-            reports.describe(first, found) if same else
-            f"{first.name} and {found.other.name} are not ranked: their data differ."
-            for found, same in self.differences
+            f"{first.name} and {found.other.name} are not ranked: {apart}." if apart else
+            reports.describe(first, found)
+            for found, apart in self.differences
         ]  # fmt: skip
 
     def to_pandas(self) -> pd.DataFrame:
@@ -81,8 +83,8 @@ class Comparison:
         return {"rows": json.loads(reports.as_json(self.rows)), "differences": [
             {"of": self.rows[0].label, "to": found.other.label, "difference": found.difference,
              "interval": found.interval, "paired": found.paired, "covers_seeds": found.seeds,
-             "same_data": same, "outcome": found.outcome if same else None}
-            for found, same in self.differences
+             "not_ranked": apart, "outcome": None if apart else found.outcome}
+            for found, apart in self.differences
         ]}  # fmt: skip
 
     def __str__(self) -> str:
@@ -152,7 +154,13 @@ def compared(paths: Sequence[Path]) -> Comparison:
         f"the results are on different data: {printable(first.label)} on {data}, "
         f"{joined(elsewhere)}. Their accuracies do not say which method is better."
     )
-    differences = tuple((reports.compare(first, other), of == data) for other, of in others)
+    differences = tuple(
+        (
+            reports.compare(first, other),
+            incomparable(first, other) if of == data else "their data differ",
+        )
+        for other, of in others
+    )
     rows = (*(row for row, _ in found), *baselines)
     return Comparison(rows, differences, warning if elsewhere else "")
 

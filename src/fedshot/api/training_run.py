@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -261,7 +261,10 @@ class TrainingRun:
             "chosen_by": (self._read().result or {}).get("chosen_by", ""),
             "baselines": {name: one.to_json() for name, one in baselines},
         }
-        tested = TestProtocol.of(asked.settings, {"own": prepared.own_tests})
+        tested = replace(
+            TestProtocol.of(asked.settings, {"own": prepared.own_tests}),
+            classes=self._read().tested.classes,
+        )
         return _result_of(score.to_json(), stored, tested)
 
     def calibrate(

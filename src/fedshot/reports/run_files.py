@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypeAlias
@@ -171,7 +171,10 @@ class Run:
     @property
     def tested(self) -> TestProtocol:
         """The protocol of the run's test, according to its settings and result."""
-        return TestProtocol.of(self.settings, self.result)
+        found, info = TestProtocol.of(self.settings, self.result), dataset_info.stored(self.folder)
+        if info is None:
+            return found
+        return replace(found, classes=tuple(info["class_names"][c] for c in info["novel"]))
 
     def differs(self, other: Run) -> str | None:
         """Return the first difference between two runs besides name and seed; None if none.

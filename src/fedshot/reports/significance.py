@@ -165,6 +165,14 @@ class Difference:
         return points(self.difference, self.interval)
 
 
+def incomparable(row: ComparisonRow, other: ComparisonRow) -> str:
+    """Return why the tests of two rows do not compare their methods; "" if they do."""
+    if row.tasks and row.tasks == other.tasks:
+        return ""
+    unlike = row.tested.unlike(other.tested)
+    return unlike and f"their tests differ ({unlike})"
+
+
 def compare(row: ComparisonRow, other: ComparisonRow) -> Difference:
     """Compare two rows; they are paired by episode if both have the same episodes.
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fedshot.config.options import shown as as_yaml
 from fedshot.core.text import count, joined, megabytes, percent, printable, seconds
-from fedshot.reports.significance import ComparisonRow, against_baseline
+from fedshot.reports.significance import ComparisonRow, against_baseline, incomparable
 
 COLUMNS = ("method", "accuracy ± 95 %", "episodes", "seeds", "MB down", "MB up", "seconds", "note")
 
@@ -113,7 +113,12 @@ def remark(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> str:
         verb = "below" if difference.outcome == "below" else "does not beat"
         found.append(f"{verb} {printable(difference.other.label)} ({difference})")
     if row.tasks and first.tasks and row.tasks != first.tasks:
-        found.append(f"other test episodes than {printable(first.label)}")
+        apart = incomparable(row, first)
+        found.append(
+            f"not ranked with {printable(first.label)}: {apart}"
+            if apart
+            else f"other test episodes than {printable(first.label)}"
+        )
     if row.conditions and first.conditions and (unlike := _unlike(row, first)):
         found.append(f"not trained like {printable(first.label)}: {unlike}")
     return "; ".join(found)

@@ -64,6 +64,7 @@ class TestProtocol:
             in training.
         way: (fewest, most) classes of an episode; None if unknown.
         shot: support examples per class; None if unknown or if clients use all training examples.
+        classes: names of the tested classes; empty if unknown.
         marks: reasons why the result is not a fair estimate, from `not_honest`.
     """
 
@@ -72,6 +73,7 @@ class TestProtocol:
     way: tuple[int, int] | None = None
     shot: int | None = None
     marks: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -120,6 +122,17 @@ class TestProtocol:
         shape = f"{self.shape} " if self.shape else ""
         return f"{n:,} {shape}test episodes{f' of {self.where}' if self.where else ''}"
 
+    def unlike(self, other: TestProtocol) -> str:
+        """Return how the tests differ in what is asked; "" if they do not, as far as is known."""
+        if None not in (self.own, other.own) and (self.own, self.users) != (other.own, other.users):
+            return f"{self.where}, and {other.where}"
+        shapes = self.shape, other.shape
+        if self.way and other.way and (self.way, self.shot) != (other.way, other.shot):
+            return f"{shapes[0]}, and {shapes[1]}"
+        if self.classes and other.classes and self.classes != other.classes:
+            return "other classes"
+        return ""
+
 
 def chose_by_test(settings: Mapping[str, Any]) -> bool:
     """Return whether a run chooses its round by the accuracy on the test itself."""
@@ -143,4 +156,5 @@ def alike(tests: Sequence[TestProtocol]) -> TestProtocol:
         first.way if shapes else None,
         first.shot if shapes else None,
         marks,
+        first.classes if all(t.classes == first.classes for t in others) else (),
     )

@@ -152,6 +152,10 @@ def test_an_unreadable_picture_is_named(pets, data):
     (pets / "dog" / "broken.png").write_bytes(data)
     with pytest.raises(DataError, match=r"dog/broken\.png cannot be read .*Replace it"):
         ImageFolder(str(pets), size=4).load(None)
+    (pets / "cat" / "first.png").write_bytes(data)
+    said = r"2 images of .* cannot be used:\n- .*cat/first\.png.*\n- .*dog/broken\.png"
+    with pytest.raises(DataError, match=said):
+        ImageFolder(str(pets), size=4).load(None)
 
 
 def test_a_picture_that_was_cut_off_is_named(pets):
