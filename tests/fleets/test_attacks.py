@@ -241,6 +241,12 @@ def test_clients_lie_from_a_round_on_and_in_one_exchange_alone(tmp_path: Path) -
     assert Trained(tmp_path / "e", of("sign_flip", exchange=4), ROUNDS, rounds=1).digest
 
 
+def test_a_fraction_that_is_no_client_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"attack\.fraction is 0\.05, which of 5 clients is none"):
+        Liars(SignFlip(fraction=0.05), Key(0), 5)
+    assert Liars(SignFlip(fraction=0.0), Key(0), 5).clients == frozenset()
+
+
 def test_the_seed_draws_as_many_liars_as_the_fraction_says() -> None:
     drawn = [Liars(SignFlip(fraction=0.3), Key(seed), 20).clients for seed in range(5)]
     assert {len(clients) for clients in drawn} == {6}

@@ -74,7 +74,10 @@ class NotAvailable:
         ([1, 2, 1, None], "label of example 3 is missing"),
         (["a", NotAvailable(), "a", "b"], "label of example 1 is missing"),
         (np.ma.array(["a", "b", "a", "b"], mask=[0, 1, 0, 0]), "label of example 1 is missing"),
-        (np.array(["2020-01-01", "NaT", "2020-01-02", "NaT"], "M8[D]"), "label 1 .*and 1 more"),
+        (
+            np.array(["2020-01-01", "NaT", "2020-01-02", "NaT"], "M8[D]"),
+            "label of example 1 .*and 1 more",
+        ),
     ],
 )
 def test_a_missing_label_is_refused_and_becomes_no_class(

@@ -396,6 +396,23 @@ def test_check_refuses_what_is_no_file_of_a_method(
         assert words in err
 
 
+@pytest.mark.usefixtures("_unregistered")
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--method", "fl_proto"], "method.name is 'fl_proto', and the file registers 'mine'"),
+        (["--data", "glyphs"], "data cannot be set: the check has small data and rounds"),
+        (["--run.rounds", "50"], "run cannot be set"),
+    ],
+)
+def test_check_refuses_settings_that_it_would_not_use(
+    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(CHECKED.format(work="pass", round="pass"), encoding="utf-8")
+    assert main(["check", str(tmp_path / "mine.py"), *words]) == 2
+    assert text in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_unregistered")
 def test_the_example_passes_all_checks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,8 @@ class RunResult:
 
     def __str__(self) -> str:
         marks = "".join(f" ({mark})" for mark in self.tested.marks)
-        return f"{percent(self.accuracy, self.interval)} %{marks}"
+        early = " (before training)" if self.round == 0 else ""
+        return f"{percent(self.accuracy, self.interval)} %{early}{marks}"
 
     def __repr__(self) -> str:
         return f"<RunResult: {self._line()}>"

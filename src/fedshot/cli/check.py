@@ -15,11 +15,12 @@ from fedshot.core.console import say, tell
 from fedshot.core.errors import ConfigError, FedshotError
 from fedshot.core.machine import arithmetic
 from fedshot.core.regular_files import real_path
-from fedshot.core.text import count
+from fedshot.core.text import count, joined
 from fedshot.methods import user_methods
 from fedshot.protocol.method import Method
 
 FAILED = 1
+_OPEN = ("method", "model", "episode")  # sections that can be set
 _SMALL: dict[str, Any] = {
     "data": {"name": "digits"},
     "episode": {"way": 3, "shot": 1, "query": 2},
@@ -40,7 +41,19 @@ def check(options: argparse.Namespace) -> int:
 
 def _made(name: str, words: list[str]) -> Method[Any]:
     """Return the method `name` for the checks' small dataset; `words` are command-line settings."""
-    settings, _ = load.override(_SMALL | {"method": {"name": name}}, words)
+    small = _SMALL | {"method": {"name": name}}
+    settings, _ = load.override(small, words)
+    if settings["method"]["name"] != name:
+        raise ConfigError(
+            f"method.name is {settings['method']['name']!r}, and the file registers {name!r}. "
+            "Leave it out."
+        )
+    others = [key for key in settings if key not in _OPEN and settings[key] != small.get(key)]
+    if others:
+        raise ConfigError(
+            f"{others[0]} cannot be set: the check has small data and rounds of its own. Only "
+            f"options of {joined(_OPEN)} can be given."
+        )
     chosen = Config.of(settings)
     return chosen.method(chosen.model.of(SHAPE, None), tuple(range(CLASSES)), CLIENTS)
 

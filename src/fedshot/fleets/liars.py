@@ -47,14 +47,19 @@ class Liars:
                 f"attack.clients names client {others[0]}, but there are {clients}, numbered from "
                 "0. Correct attack.clients."
             )
+        self._drawn = math.floor(attack.fraction * clients + 0.5)  # where no clients are named
+        if attack.clients is None and attack.fraction and not self._drawn:
+            raise ConfigError(
+                f"attack.fraction is {attack.fraction}, which of {clients} clients is none. Raise "
+                "it, or name clients in attack.clients."
+            )
 
     @cached_property
     def clients(self) -> frozenset[int]:
         """The ids of the dishonest clients."""
         if self.attack.clients is not None:
             return frozenset(self.attack.clients)
-        n = math.floor(self.attack.fraction * self._n + 0.5)
-        chosen = self._key.at("clients").numpy().choice(self._n, n, replace=False)
+        chosen = self._key.at("clients").numpy().choice(self._n, self._drawn, replace=False)
         return frozenset(chosen.tolist())
 
     def lies(self, exchange: Exchange, client: int) -> bool:

@@ -172,8 +172,8 @@ class Clients:
             )
         raise QuorumError(
             text,
-            "To continue, lower run.quorum, or set run.below_quorum to 'skip', in the run's "
-            "config.yaml or in your own settings, and resume the run.",
+            f"To continue, {'lower run.quorum, or ' if quorum > 1 else ''}set run.below_quorum to "
+            "'skip', in the run's config.yaml or in your own settings, and resume the run.",
         )
 
 

@@ -77,8 +77,9 @@ def _check_space(path: str, space: Space, drawn: int) -> None:
         )
     if not is_space(space):
         raise ConfigError(
-            f"{path} has the search space {dict(space)!r:.80}; expected values such as 1,2,4, or "
-            "LOW,HIGH after log:, uniform: or int:."
+            f"{path} has the values {dict(space)!r:.80}; expected at least one, such as 1,2,4, or "
+            "LOW,HIGH after log:, uniform: or int:, with LOW up to HIGH, above 0 for log: and "
+            "whole for int:."
         )
     if not drawn and "choice" not in space:
         raise ConfigError(

@@ -75,6 +75,11 @@ def notes(sweep: Sweep) -> list[str]:
         "interval over episodes. s.d. is over seeds. The best of many validation accuracies is "
         "optimistic; the test is a fair estimate.",
     ]
+    if (test := sweep.test()) and test.by_seed:
+        found.append(
+            f"The interval of the test is over episodes; its s.d. over seeds is "
+            f"{100 * stdev(test.by_seed):.2f} points."
+        )
     if chosen is None:
         found.append("Once every point has finished, only the first is tested.")
     earlier = [p for p in sweep.points.values() if p is not chosen and sweep.is_tested(p)]
@@ -162,7 +167,11 @@ def _state(point: Point, *, is_chosen: bool) -> str:
                          for seed, (round, rounds) in sorted(point.running.items()))  # fmt: skip
     if point.diverged:
         return f"diverged: {printable(point.diverged)}"
-    return "chosen" if is_chosen else "" if point.trials else "waiting"
+    untrained = sum(one["round"] == 0 for one in point.trials)
+    n = len(point.trials)
+    found = ["chosen"] if is_chosen else [] if point.trials else ["waiting"]
+    found += [f"round 0 (before training) for {untrained} of {count(n, 'seed')}"] * bool(untrained)
+    return "; ".join(found)
 
 
 def _cells(row: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[Any, str]]:
