@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,22 +79,12 @@ def tf_idf_logits(eval_episode: EvalEpisode) -> Tensor:
     Vocabulary, document frequencies and weights come from the support set alone. Words without a
     vector are ignored, as in the networks.
     """
-    from sklearn.feature_extraction.text import TfidfTransformer
+    from sklearn.feature_extraction.text import TfidfVectorizer
 
-    support, query = eval_episode.support_x.numpy(), eval_episode.query_x.numpy()
-    words = np.unique(support[support >= FIRST_WORD])
-    if not len(words):
-        return torch.zeros(len(query), len(eval_episode.classes), dtype=torch.float64)
-
-    def counts(ids: np.ndarray) -> np.ndarray:
-        places = np.searchsorted(words, ids).clip(max=len(words) - 1)
-        found = np.zeros((len(ids), len(words)))
-        rows, columns = np.nonzero(words[places] == ids)
-        np.add.at(found, (rows, places[rows, columns]), 1.0)
-        return found
-
-    weigh = TfidfTransformer().fit(counts(support))
-    of_support, of_query = (
-        torch.from_numpy(weigh.transform(counts(ids)).toarray()) for ids in (support, query)
-    )
-    return logistic(of_support, eval_episode.support_y, of_query, len(eval_episode.classes), 1.0)
+    support, query, way = eval_episode.support_x, eval_episode.query_x, len(eval_episode.classes)
+    if not bool((support >= FIRST_WORD).any()):
+        return torch.zeros(len(query), way, dtype=torch.float64)
+    weigh = TfidfVectorizer(analyzer=lambda ids: [i for i in ids.tolist() if i >= FIRST_WORD])
+    of_support = torch.from_numpy(weigh.fit_transform(support).toarray())
+    of_query = torch.from_numpy(weigh.transform(query).toarray())
+    return logistic(of_support, eval_episode.support_y, of_query, way, 1.0)
