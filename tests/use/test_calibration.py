@@ -162,7 +162,7 @@ def test_two_that_calibrate_at_once_keep_both_entries(folder: Path, tmp_path: Pa
 def test_a_temperature_at_an_end_changes_nothing_and_is_told(folder: Path) -> None:
     found = measure(TrainedRun(folder), way=2, shot=1, episodes=8)
     for end, words in (("cold", "All predictions"), ("hot", "Predictions are no better")):
-        one = replace(found, temperature=1.0, at_bound=True, end=end)  # type: ignore[arg-type]
+        one = replace(found, temperature=1.0, end=end)  # type: ignore[arg-type]
         assert f"temperature 1: not fitted. {words}" in "\n".join(calibration_lines(one))
     assert re.search(r"% after \([\d.]+ to [\d.]+\)", "\n".join(calibration_lines(found)))
 

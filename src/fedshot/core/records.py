@@ -100,6 +100,20 @@ def parse(data: bytes, schema: Any, origin: str, fix: str = COPY) -> Any:
         raise _refusal(error, origin, line, fix) from None
 
 
+def load(path: Path, schema: Any, fix: str = COPY) -> Any:
+    """Return the content of a JSON file as a value of the type `schema`, such as a dataclass.
+
+    Arguments and errors are those of `read`.
+    """
+    data = content(path, fix=fix)
+    value = parse(data, Any, str(path), fix)
+    try:
+        return _adapter(schema).validate_json(data, strict=True)
+    except ValidationError as error:
+        damage = _damage(error, value)
+        raise _refusal(damage, str(path), _line(data, damage.keys), fix) from None
+
+
 def read_lines(path: Path, schema: Any, fix: str = COPY) -> list[Any]:
     """Return the records of a JSON Lines file; a truncated last line is left out.
 
@@ -178,12 +192,16 @@ def _check(value: Any, schema: Any) -> None:
     try:
         _adapter(schema).validate_python(value, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        location, said = first["loc"], first["msg"]
-        if first["type"] in _MISSING:
-            raise _DamageError(f"has no {location[-1]!r}", location[:-1]) from None
-        why = f"is {reprlib.repr(first['input'])}; {said[:1].lower()}{said[1:]}"
-        raise _DamageError(why, _keys(value, location)) from None
+        raise _damage(error, value) from None
+
+
+def _damage(error: ValidationError, value: Any) -> _DamageError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    location, said = first["loc"], first["msg"]
+    if first["type"] in _MISSING:
+        return _DamageError(f"has no {location[-1]!r}", location[:-1])
+    why = f"is {reprlib.repr(first['input'])}; {said[:1].lower()}{said[1:]}"
+    return _DamageError(why, _keys(value, location))
 
 
 @lru_cache(maxsize=64)

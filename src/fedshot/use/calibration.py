@@ -6,16 +6,16 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, NotRequired, TypeAlias
+from typing import Annotated, TypeAlias
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field
 from torch import Tensor
 from typing_extensions import TypedDict
 
 from fedshot.core import records, storage
 from fedshot.core.errors import ConfigError
 from fedshot.core.locks import locked
-from fedshot.core.records import Finite, Share, Whole
+from fedshot.core.records import Share, Whole
 from fedshot.core.text import typed
 from fedshot.use.confidence import End, Interval, Signal, Unknown, signals
 from fedshot.use.trained import TrainedRun
@@ -28,43 +28,6 @@ class CalibrationWarning(UserWarning):
 
 
 _Count: TypeAlias = Annotated[int, Field(ge=1, lt=2**31)]
-_Pair: TypeAlias = Annotated[list[Share], Field(min_length=2, max_length=2)]
-
-
-class _Threshold(TypedDict):
-    asked: Share
-    threshold: Finite
-    false_accept: Share
-    false_reject: Share
-    interval: NotRequired[_Pair | None]
-
-
-class _Entry(TypedDict):
-    __pydantic_config__ = {"extra": "forbid"}  # type: ignore[misc]  # noqa: RUF012
-
-    round: Whole
-    way: _Count
-    shot: _Count
-    client: Whole | None
-    episodes: Whole
-    seed: int
-    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    at_bound: bool
-    accuracy: Share
-    ece_before: Share
-    ece_after: Share
-    nll_before: float
-    nll_after: float
-    signal: NotRequired[Signal]
-    auroc: NotRequired[Share | None]
-    unknown: NotRequired[list[_Threshold]]
-    end: NotRequired[End]
-    apart: NotRequired[bool]
-    ece_interval: NotRequired[_Pair | None]
-
-
-class _Entries(TypedDict):
-    calibrations: list[_Entry]
 
 
 @dataclass(frozen=True)
@@ -75,23 +38,22 @@ class Calibration:
     are measured on the other half.
     """
 
-    round: int
-    way: int
-    shot: int
-    client: int | None  # client whose model was measured; None: the server's, or all clients'
-    episodes: int  # number of episodes, both halves together
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    round: Whole
+    way: _Count
+    shot: _Count
+    client: Whole | None  # client whose model was measured; None: the server's, or all clients'
+    episodes: Whole  # number of episodes, both halves together
     seed: int  # seed of the episodes
-    temperature: float  # divisor of the logits
-    at_bound: bool  # the best temperature is out of range; `temperature` is 1 instead
-    accuracy: float
-    ece_before: float  # expected calibration error, in [0, 1], at temperature 1
-    ece_after: float  # expected calibration error at `temperature`
-    nll_before: float  # cross-entropy in nats at temperature 1
-    nll_after: float  # cross-entropy in nats at `temperature`
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # divisor of the logits
+    accuracy: Share
+    ece_before: Share  # expected calibration error at temperature 1
+    ece_after: Share  # expected calibration error at `temperature`
     signal: Signal = "probability"  # thresholds apply to the largest "probability" or "logit"
-    auroc: float | None = None  # AUROC of `signal`, known against unknown examples
+    auroc: Share | None = None  # AUROC of `signal`, known against unknown examples
     unknown: tuple[Unknown, ...] = ()  # sorted by `asked`; empty if no threshold was measured
-    end: End = ""  # which end of the range, if `at_bound`; see `confidence.temperature`
+    end: End = ""  # the best temperature is out of range, at this end; `temperature` is 1 instead
     apart: bool = False  # the two halves share no image
     ece_interval: Interval | None = None  # 95 % bootstrap interval of `ece_after`
 
@@ -121,6 +83,10 @@ class Calibration:
         return signal >= self.at(accept_unknown).threshold
 
 
+class _Entries(TypedDict):
+    calibrations: list[Calibration]
+
+
 def store(folder: Path, found: Calibration) -> Path:
     """Store a calibration in the run's folder, in place of one of the same way, shot and client."""
     with locked(folder / ".calibration.lock"):
@@ -141,9 +107,8 @@ def stored(folder: Path) -> list[Calibration]:
     if not path.exists():
         return []
     fix = f"Delete it and run `fedshot calibrate {typed(folder)}` again"
-    return TypeAdapter(list[Calibration]).validate_python(
-        records.read(path, _Entries, fix)["calibrations"]
-    )
+    found: _Entries = records.load(path, _Entries, fix)
+    return found["calibrations"]
 
 
 def calibration_of(

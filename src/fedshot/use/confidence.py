@@ -18,11 +18,12 @@ from scipy.optimize import minimize_scalar
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from fedshot.core.records import Finite, Share
 from fedshot.nn.losses import cross_entropy
 
 Signal: TypeAlias = Literal["probability", "logit"]
 End: TypeAlias = Literal["", "cold", "hot"]
-Interval: TypeAlias = tuple[float, float]
+Interval: TypeAlias = tuple[Share, Share]
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # shares of unknown examples that may be accepted
 BINS = 15
 _COLDEST, _HOTTEST = 1e-3, 1e4  # temperatures
@@ -34,10 +35,10 @@ _RESAMPLED = 1000  # number of bootstrap samples for an interval
 class Unknown:
     """A threshold for rejecting unknown examples; its errors are measured on other episodes."""
 
-    asked: float  # requested share of unknown examples that are accepted
-    threshold: float  # minimum probability or logit of an accepted example
-    false_accept: float  # measured share of unknown examples that are accepted
-    false_reject: float  # measured share of known examples that are rejected
+    asked: Share  # requested share of unknown examples that are accepted
+    threshold: Finite  # minimum probability or logit of an accepted example
+    false_accept: Share  # measured share of unknown examples that are accepted
+    false_reject: Share  # measured share of known examples that are rejected
     interval: Interval | None = None  # 95 % bootstrap interval of `false_accept`
 
 

@@ -21,7 +21,6 @@ from fedshot.data.dataset import Dataset, Ints
 from fedshot.data.episodes.episode import Tasks
 from fedshot.data.episodes.spec import EpisodeSpec
 from fedshot.evaluation.episodic_test import EpisodicTest
-from fedshot.nn.losses import cross_entropy
 from fedshot.protocol.method import Prediction
 from fedshot.use.calibration import Calibration
 from fedshot.use.confidence import (
@@ -108,14 +107,11 @@ def measure(
         seed=test.seed,
         apart=apart,
         temperature=heat,
-        at_bound=bool(end),
         end=end,
         ece_interval=error_interval(after, y, labelled.episode[known & half]),
         accuracy=float((logits.argmax(1) == y).double().mean()),
         ece_before=expected_calibration_error(before, y),
         ece_after=expected_calibration_error(after, y),
-        nll_before=float(cross_entropy(logits, y)),
-        nll_after=float(cross_entropy(logits / heat, y)),
         **thresholds(labelled, heat),
     )
 
