@@ -81,7 +81,7 @@ def test_rows_of_a_folder_of_results_join_the_recipe(tmp_path: Path) -> None:
         ({"F2L": {"settings": METHOD}}, "f2l-huffpost has a row 'F2L'. Choose another"),
         ({"A": {"settings": METHOD}, "a": {"settings": METHOD}}, "differ only in capital letters"),
         (tuned("method.name", {"choice": ["f2l", "frl"]}), "would search for method.name"),
-        ({"mine": None}, "row mine holds None; expected keys and values"),
+        ({"mine": None}, "row mine is null; expected keys and values. A null removes"),
         ({"mine": {}}, "row mine names no method"),
         ({"mine": {"settings": {"method": ["f2l"]}}}, "row mine names no method"),
         ({"mine": {"settings": METHOD | {"seed": 1}}}, "row mine sets seed; a row may set"),

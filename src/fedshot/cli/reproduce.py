@@ -38,7 +38,8 @@ BROKE_OFF = 1
 def reproduce(options: argparse.Namespace) -> int:
     """Train cells (rows and columns) of a recipe's table, list the recipes, or write result pages.
 
-    Returns 1 if a training failed, or if a cell named by --cells cannot be trained.
+    Returns 1 if a training failed. Raises ConfigError if a cell named by --cells cannot be trained,
+    or if none can.
     """
     if options.name == "list":
         return _list(options)
@@ -62,8 +63,14 @@ def reproduce(options: argparse.Namespace) -> int:
             if not options.quiet:
                 tell(f"wrote {drawn}")
     say(tables.as_json(states) if options.json else tables.as_text(recipe, variant, states))
-    named = [state for state in states if state.obstacle and options.cells]
-    return BROKE_OFF if named or any(state.failed for state in states) else 0
+    blocked = [state for state in states if state.obstacle]
+    if blocked and (options.cells or (len(blocked) == len(states) and not options.plan)):
+        cell, why = blocked[0].cell, blocked[0].obstacle
+        raise ConfigError(
+            f"{len(blocked)} of {count(len(states), 'cell')} cannot be trained, such as "
+            f"{cell.row.key}/{cell.column.key}: {why and why.reason}"
+        )
+    return BROKE_OFF if any(state.failed for state in states) else 0
 
 
 def _budget(recipe: Recipe, options: argparse.Namespace) -> str:
@@ -153,6 +160,8 @@ def _results(options: argparse.Namespace) -> int:
     front, folder = options.to or Path("results.md"), options.results
     if options.cell_pages and options.to is None:
         raise ConfigError("--cell-pages writes a folder of pages. Name the front page with --to.")
+    if not folder.is_dir():
+        raise ConfigError(f"--results is {folder}, which is not a folder. Correct it.")
     every = Results(folder).every()
     held = {result.recipe for result in every} & {*names(folder)}
     recipes = {name: load(name, folder) for name in held}

@@ -125,6 +125,11 @@ def _checked(what: str, tree: Any, parts: Mapping[str, _Part]) -> dict[str, Any]
     `parts` describes the valid keys and values, and `what` names the tree in errors. Raises
     ConfigError for invalid keys or values.
     """
+    if tree is None:
+        raise ConfigError(
+            f"{what} is null; expected keys and values. A null removes what `like` brings, and it "
+            "brings nothing of this name."
+        )
     if not isinstance(tree, dict):
         raise ConfigError(f"{what} holds {tree!r:.60}; expected keys and values.")
     held = {key: value for key, value in tree.items() if value is not None}
