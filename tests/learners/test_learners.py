@@ -14,7 +14,6 @@ from torch import Tensor
 from covering import covering, pairwise
 from differences import direction, dot, slope
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
@@ -604,12 +603,6 @@ def test_heads_that_adapt_alone_look_at_a_test_s_support_once(
     monkeypatch.setattr(Model, "features", lambda *args: passes.append(1) or real(*args))
     learner.answer(params, stats, eval_episode(episode()))
     assert len(passes) == 2
-
-
-@pytest.mark.parametrize("wrong", [{"order": "2nd"}, {"adapts": "body"}])
-def test_a_word_the_inner_loop_does_not_know_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong.values()))):
-        InnerLoop(**wrong)
 
 
 def test_a_support_set_shared_by_blocks_of_queries_is_embedded_once() -> None:

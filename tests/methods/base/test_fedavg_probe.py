@@ -237,18 +237,6 @@ def test_a_setting_tells_the_method_its_base_classes(tmp_path: Path) -> None:
     assert made.classes == (2, 4, 5, 7)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"classes": (3,)}, "number of base classes is 1; a classifier needs at least 2"),
-        ({"batch": 0}, "batch is 0; expected"),
-        ({"probe": "finetune"}, "probe is 'finetune'"),
-        ({"classifier": "svm"}, "classifier is 'svm'"),
-        ({"classify_rounds": -1}, "classify_rounds is -1"),
-        ({"scale": 0.0}, "scale is 0.0"),
-        ({"ridge_lambda": 0.0}, "ridge_lambda is 0.0"),
-    ],
-)
-def test_options_out_of_range_are_refused(changes: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        replace(method(), **changes)
+def test_a_classifier_needs_two_base_classes() -> None:
+    with pytest.raises(ConfigError, match="number of base classes is 1; a classifier needs at"):
+        replace(method(), classes=(3,))

@@ -13,7 +13,6 @@ from torch import Tensor
 from covering import covering, pairwise
 from differences import direction, dot, slope
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.data.episodes.episode import Episode
@@ -267,11 +266,6 @@ def test_the_server_leaves_running_statistics_to_the_mean(tmp_path: Path) -> Non
     after = run.round().stats
     close(after, tree.add(before, mean([r.up["stats"] for r in run.spy.seen.values()])))
     assert tree.digest(after) != tree.digest(before)
-
-
-def test_a_visit_without_an_episode_is_refused() -> None:
-    with pytest.raises(ConfigError, match="episodes is 0; expected a whole number of at least 1"):
-        method(episodes=0)
 
 
 @pytest.mark.parametrize(("order", "adapts"), covering(["first", "second"], ["all", "head"]))

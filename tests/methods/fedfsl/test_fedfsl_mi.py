@@ -381,20 +381,3 @@ def test_one_client_has_no_others(tmp_path: Path) -> None:
     run = Run(method(reference="exclusive"), tmp_path, 1)
     with pytest.raises(ConfigError, match=r"there is only one client\. Set it to 'global', or use"):
         run.round()
-
-
-# ------------------------------------------------------------------------- the rest
-@pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        ({"gamma": -0.1}, r"gamma is -0\.1; expected a number of at least 0"),
-        ({"epsilon": 1.0}, r"epsilon is 1\.0; expected a number above 0 and below 1"),
-        ({"mode": "strictly"}, r"mode is 'strictly'\. Did you mean 'strict'"),
-        ({"reference": "globe"}, r"reference is 'globe'\. Did you mean 'global'"),
-        ({"predictions": "query"}, r"predictions is 'query'\."),
-        ({"common_questions": -1}, r"common_questions is -1; expected"),
-    ],
-)
-def test_impossible_options_are_refused(wrong: Any, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        method(**wrong)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
-from fedshot.core.errors import ConfigError
 from fedshot.methods.fedfsl.fedfsl_naive import FedFSLNaive
 from fedshot.methods.fedfsl.fedfsl_prox import FedFSLProx
 from fedshot.nn.losses import proximal
@@ -78,8 +76,3 @@ def test_a_strong_pull_keeps_clients_near(tmp_path: Path) -> None:
 
 def test_the_gradient_of_the_objective_equals_finite_differences(tmp_path: Path) -> None:
     assert_objective(method(mu=0.7), tmp_path, 0.1)
-
-
-def test_a_pull_below_zero_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"mu is -1; expected a number of at least 0\."):
-        method(mu=-1)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedshot.core import tree
-from fedshot.core.errors import ConfigError
 from fedshot.core.tree import Tree
 from fedshot.data.partitions.partition import Partition
 from fedshot.learners.local_training import local_sgd
@@ -91,11 +90,3 @@ def test_the_moments_of_heads_that_are_new_in_each_round_are_not_kept(tmp_path: 
     run = Run(FedFSLMIAdv(**options(optimizer_state="keep", optimizer=ADAM)), tmp_path, 1)
     run.round()
     assert {path.split("/")[0] for path, _ in tree.items(run.private(0))} == {"features"}
-
-
-@every_method
-def test_words_that_mean_nothing_are_refused(kind: Any, own: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"weigh_by is 'bytes'.*episodes.*examples"):
-        kind(**options(weigh_by="bytes", **own))
-    with pytest.raises(ConfigError, match=r"optimizer_state is 'lost'.*keep.*reset"):
-        kind(**options(optimizer_state="lost", **own))

@@ -593,22 +593,6 @@ def test_a_group_that_diverges_answers_with_nan(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------- refusals
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"inner_rounds": -1}, "inner_rounds is -1"),
-        ({"decay": 0.0}, "decay is 0.0; expected a number above 0 and at most 1"),
-        ({"inner_lr": float("nan")}, "inner_lr is nan"),
-        ({"local_steps": 0}, "local_steps is 0"),
-        ({"variant": "cosine"}, "variant is 'cosine'"),
-        ({"mode": "fast"}, "mode is 'fast'"),
-    ],
-)
-def test_what_cannot_be_is_refused(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        method(**options)
-
-
 def test_a_head_is_asked_for_where_it_is_needed() -> None:
     with pytest.raises(ConfigError, match="the model has no head"):
         method(Model(MLP((4,)), None, (6, 6, 1)), variant="linear")

@@ -272,12 +272,6 @@ def test_per_fedavg_adapts_under_the_statistics_of_the_training_samples(tmp_path
         torch.testing.assert_close(answer.logits, want, rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize(("kind", "option"), [(Ditto, "personal_steps"), (PFedMe, "inner_steps")])
-def test_no_step_at_all_is_refused_by_its_own_name(kind: Any, option: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{option} is 0; expected a whole number of at least 1"):
-        made(kind, **{option: 0})
-
-
 def test_per_fedavg_draws_three_batches_for_a_step(tmp_path: Path) -> None:
     group = Group(made(PerFedAvg, batch=4), tmp_path)
     drawn = group.method.draw(group.host.data(1), Key(5))

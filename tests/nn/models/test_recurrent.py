@@ -125,19 +125,3 @@ def test_what_is_no_prepared_text_is_refused(net: Any, shape: Any) -> None:
         run(net, torch.ones(shape))
     assert str(list(shape)) in str(error.value)
     assert "[n, words, 6]" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: GRU(0), "hidden is 0"),
-        (lambda: GRU(kernel="fast"), "kernel is 'fast'"),  # type: ignore[arg-type]
-        (lambda: BiLSTM(0), "hidden is 0"),
-        (lambda: BiLSTM(pooling="max"), "pooling is 'max'"),  # type: ignore[arg-type]
-        (lambda: BiLSTM(attention=0), "attention is 0"),
-        (lambda: BiLSTM(kernel=""), "kernel is ''"),  # type: ignore[arg-type]
-    ],
-)
-def test_values_that_make_no_sense_are_refused(make: Any, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        make()
