@@ -165,7 +165,7 @@ class Unreadable:
         (5, "data is of type int; expected a pair"),
         ("pictures", "data is of type str"),
         (([PIXELS[0], PIXELS[0][:1]], [0, 1]), "images differ in shape: image 0 has"),
-        ((PIXELS, [0, 1]), "4 examples and 2 labels"),
+        ((PIXELS, [0, 1]), "4 examples, and a label is given for 2"),
         ((PIXELS, [0, 1, None, 1]), "the label of example 2 is missing"),
         ((PIXELS, [0, 1, 0, 1], [0, None, 1, 1]), "the client of example 1 is missing"),
         ((PIXELS[:0], []), "no examples"),
@@ -182,7 +182,10 @@ class Unreadable:
         ((["a b", None], [0, 1]), "example 1 is of type NoneType, and others are texts"),
         ([(PIXELS, [0, 1, 0, 1]), (PIXELS, np.arange(4))], "not pairs"),
         ({"north": (PIXELS, [0, 1, 0, 1]), "south": (PIXELS[:0], [])}, "'south' has no examples"),
-        ((PIXELS, [0, 1, 0, 1], [0.5, 1, 1, 1]), "Expected names of each client"),
+        (
+            (PIXELS, [0, 1, 0, 1], [0.5, 1, 1, 1]),
+            "a client is a number with a fraction; expected names",
+        ),
         ((PIXELS, np.array([0, 1, np.nan, 1])), r"example 2 is missing \(nan\).*contains NaN"),
         (
             {"north": (PIXELS, [0, 1, 0, 1]), "south": (PIXELS, ["0", "1", "0", "1"])},

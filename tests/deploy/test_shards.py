@@ -166,6 +166,9 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
     other = Config.of(merged(config.settings, {"partition": {"clients": 1}}))
     with pytest.raises(ConfigError, match=r"configuration: partition\.clients was \d+, is 1\. Use"):
         ServerTestRun(other, str(tmp_path))
+    another = Config.of(merged(config.settings, {"seed": 5}))
+    with pytest.raises(ConfigError, match=r"configuration: seed was 0, is 5\. Use"):
+        ServerTestRun(another, str(tmp_path))
     with pytest.raises(DataError, match=r"tests\.safetensors does not exist"):
         ServerTestRun(config, str(tmp_path / "nowhere"))
 

@@ -66,6 +66,7 @@ def test_answers_that_are_all_right_end_at_the_bound() -> None:
     logits = torch.eye(3, dtype=torch.float64).repeat(4, 1)
     y = torch.arange(3).repeat(4)
     assert temperature(logits, y) == (1.0, "cold")
+    assert temperature(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))[1] != "cold"
     assert temperature(logits, (y + 1) % 3) == (1.0, "hot")  # surer of what is wrong
 
 

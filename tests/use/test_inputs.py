@@ -236,7 +236,7 @@ def test_deep_and_hidden_pictures_are_refused(run: Experiment) -> None:
     ("y", "told"),
     [
         (["cat"] * 4, "all of one class, 'cat'; expected at least two classes"),
-        (["cat", "dog"], "4 examples and 2 labels; expected one for each example"),
+        (["cat", "dog"], "4 examples, and a label is given for 2; expected one for each"),
         (None, "requires y to be passed, but the target y is None"),
         ([0.5, 1.5, 2.5, 3.5], "Unknown label type.*Labels name classes"),
         ([1.0, np.nan, 2.0, 2.0], "NaN"),

@@ -148,11 +148,16 @@ def train(
 
 
 def prepared_again(
-    folder: Path, data: Any, data_dir: str | None, *, encoder: Any, backbone: Any
-) -> PreparedRun:
-    """Return the prepared run of a folder, with the data and modules that `train` was given."""
+    folder: Path, data: Any, data_dir: str | None, *, encoder: Any, backbone: Any,
+    any_device: bool = False,
+) -> PreparedRun:  # fmt: skip
+    """Return the prepared run of a folder, with the data and modules that `train` was given.
+
+    With `any_device`, the CPU is used if this machine lacks the device of the run.
+    """
     given, memory = given_settings(data, {})
-    tree = trees.merged(run_folder.written(folder), given)
+    held = run_folder.configuration(folder, any_device=any_device).settings
+    tree = trees.merged(held, given)
     return PreparedRun(_config(tree, memory, encoder, backbone, data_dir), data_dir)
 
 

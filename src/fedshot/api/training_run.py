@@ -233,6 +233,8 @@ class TrainingRun:
     ) -> RunResult:  # fmt: skip
         """Test the chosen round on other episodes. The run and its stored result do not change.
 
+        Nodes of Flower are not asked: a run on nodes is tested without their private states.
+
         Args:
             data: the data in memory that were passed to `fedshot.train`; None if files hold them.
             data_dir: folder of downloaded datasets; by default $FEDSHOT_DATA.
@@ -262,8 +264,10 @@ class TrainingRun:
             "chosen_by": (self._read().result or {}).get("chosen_by", ""),
             "baselines": {name: one.to_json() for name, one in baselines},
         }
+        own = prepared.own_tests
+        shape = {"way": list(test.ways), "shot": None if own else asked.test.shot}
         tested = replace(
-            TestProtocol.of(asked.settings, {"own": prepared.own_tests}),
+            TestProtocol.of(asked.settings, {"own": own, "shape": shape}),
             classes=self._read().tested.classes,
         )
         return _result_of(score.to_json(), stored, tested)
@@ -294,7 +298,7 @@ class TrainingRun:
 
         run = TrainedRun(self._path, data_dir, **self._modules)
         if data is not None:
-            again = prepared_again(self._path, data, data_dir, **self._modules)
+            again = prepared_again(self._path, data, data_dir, **self._modules, any_device=True)
             run.federated = run.checked(again)
         found = measure(run, way=way, shot=shot, episodes=episodes, client=client)
         store(self._path, found)

@@ -131,12 +131,15 @@ def as_folder(name: str, value: Any) -> Path:
     Raises ConfigError if it is not a path, or if it or a folder above it is a file.
     """
     path = as_path(name, value)
-    for one in (path, *path.parents):
-        if one.is_file():
-            raise ConfigError(
-                f"{name} is {str(path)!r}, and {one} is a file; expected a folder. Move the file, "
-                "or choose another folder."
-            )
+    try:
+        file = next((one for one in (path, *path.parents) if one.is_file()), None)
+    except OSError as error:  # a name that is too long
+        raise ConfigError(f"{name} is no path of a folder: {error.strerror}.") from None
+    if file is not None:
+        raise ConfigError(
+            f"{name} is {str(path)!r}, and {file} is a file; expected a folder. Move the file, or "
+            "choose another folder."
+        )
     return path
 
 

@@ -168,13 +168,16 @@ class Run:
         info = dataset_info.stored(self.folder)
         return [] if info is None else info.get("client_names", [])
 
-    @property
+    @cached_property
     def tested(self) -> TestProtocol:
-        """The protocol of the run's test, according to its settings and result."""
-        found, info = TestProtocol.of(self.settings, self.result), dataset_info.stored(self.folder)
-        if info is None:
-            return found
-        return replace(found, classes=tuple(info["class_names"][c] for c in info["novel"]))
+        """The protocol of the run's test, according to its settings, result and `data.json`."""
+        found = TestProtocol.of(self.settings, self.result)
+        try:
+            info = dataset_info.stored(self.folder)
+            novel = () if info is None else tuple(info["class_names"][c] for c in info["novel"])
+        except (CheckpointError, IndexError):  # damaged; the result is not
+            novel = ()
+        return replace(found, classes=novel)
 
     def differs(self, other: Run) -> str | None:
         """Return the first difference between two runs besides name and seed; None if none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 from fedshot.core.text import count, joined, megabytes, percent, printable
 from fedshot.reports.run_files import Run
@@ -20,13 +21,14 @@ def summary(rows: Sequence[ComparisonRow], runs: Sequence[Run] = ()) -> str:
     """Return sentences on the best method: its lead over baseline and runner-up, and its bytes."""
     methods = sorted((r for r in rows if not r.baseline), key=lambda r: -r.accuracy)
     baselines = sorted((r for r in rows if r.baseline), key=lambda r: -r.accuracy)
-    apart = next(filter(None, (incomparable(methods[0], row) for row in methods[1:])), "")
-    if apart:
-        return (
-            f"The {len(methods)} results are not ranked: {apart}. Their accuracies do not say "
-            f"which method is better. {_intervals(methods)}"
-        )
     found = [_best(methods, runs)] if methods else ["No method has a result yet."]
+    for one, other in combinations(methods, 2):
+        if apart := incomparable(one, other):
+            found = [
+                f"The {len(methods)} results are not ranked. {one.name} and {other.name}: {apart}."
+            ]
+            baselines = methods = []
+            break
     if baselines:
         best = "The baseline" if len(baselines) == 1 else "The best baseline"
         first = baselines[0]

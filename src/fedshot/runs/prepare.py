@@ -46,7 +46,7 @@ from fedshot.runs.dataset_info import DatasetInfo
 from fedshot.runs.private_runs import planned
 
 _BIG = 4 * 10**11  # FLOPs from which a step uses all cores; it takes over a second on one core
-_FEW_LEVELS, _PIXEL_SAMPLE = 16, 1000  # range of pixel values that is an error; images looked at
+_FEW_LEVELS, _PIXEL_SAMPLE = 16, 50  # range of pixel values that is an error; images looked at
 _SMALL = 3 * 10**8  # FLOPs below which Python's overhead dominates, so several workers do not help
 
 
@@ -217,12 +217,12 @@ class FederatedDataset:
             found.append(f"{self.dataset.name}: {self.copies}")
         rows = np.concatenate([self.rows.base, self.rows.validation, self.rows.novel])
         if self.dataset.kind == "images" and len(rows):
-            seen = self.dataset.pixels[rows[:: 1 + len(rows) // _PIXEL_SAMPLE]]
-            low, high = int(seen.min()), int(seen.max())
+            seen = [self.dataset.pixels[i] for i in rows[:: 1 + len(rows) // _PIXEL_SAMPLE]]
+            low, high = min(int(x.min()) for x in seen), max(int(x.max()) for x in seen)
             if high - low < _FEW_LEVELS:
                 found.append(
                     f"{self.dataset.name}: pixels have values from {low} to {high} only, of 0 to "
-                    "255; scale the images before you pass them"
+                    "255; scale the images"
                 )
         unused = np.setdiff1d(self.dataset.y, self.dataset.y[rows])
         if self.split is not None and len(unused):

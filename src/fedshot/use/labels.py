@@ -42,13 +42,14 @@ def labels_of(y: Any, n: int, what: str = "label") -> Labels:
             raise InputError(f"{reason}. Expected one {what} for each example.") from error
     if len(found) != n:
         raise InputError(
-            f"there are {n} examples and {len(found)} {what}s; expected one for each example. "
-            "Found input variables with inconsistent numbers of samples."
+            f"there are {n} examples, and a {what} is given for {len(found)}; expected one for "
+            "each. Found input variables with inconsistent numbers of samples."
         )
     if absent := _absent(y, found):
         first = absent[0]
         others = f", and {len(absent) - 1} more" if len(absent) > 1 else ""
-        known = " Input y contains NaN or infinity." if found.dtype.kind == "f" else ""
+        number = what == "label" and found.dtype.kind == "f"
+        known = " Input y contains NaN or infinity." if number else ""
         raise InputError(
             f"the {what} of example {first} is missing ({found[first]!s}{others}); expected one "
             f"for each example. Leave out the examples that have no {what}.{known}"
@@ -57,8 +58,11 @@ def labels_of(y: Any, n: int, what: str = "label") -> Labels:
         try:
             check_classification_targets(found)
         except ValueError as error:
-            names = "Labels name classes" if what == "label" else f"Expected names of each {what}"
-            raise InputError(f"{str(error).rstrip('.')}. {names}.") from error
+            if what != "label":
+                raise InputError(
+                    f"a {what} is a number with a fraction; expected names or whole numbers."
+                ) from None
+            raise InputError(f"{str(error).rstrip('.')}. Labels name classes.") from error
     return found
 
 

@@ -36,7 +36,6 @@ from fedshot.runs.prepare import FederatedDataset, PreparedRun
 _NAME = re.compile(r"client-(\d{6,})\.safetensors")
 _TESTS = "tests.safetensors"
 _NONE = np.zeros(0, np.int64)
-_ASSIGNING = ("data", "split", "partition")  # settings that decide which client has which data
 
 
 def path_of(folder: Path, client: int) -> Path:
@@ -240,7 +239,7 @@ def write_server_tests(folder: Path, federated: FederatedDataset) -> None:
         "deal": train.digest,
         "left_out": left_out,
         "examples": len(federated.rows.base),
-        "settings": {name: federated.config.settings[name] for name in _ASSIGNING},
+        "settings": _assigning(federated.config),
     }
     write_tests(
         folder, federated.dataset, federated.rows, federated.base_classes, len(train), notes
@@ -327,18 +326,31 @@ class ServerTestRun(PreparedRun):
 def _check_settings(config: Config, notes: Mapping[str, Any], path: Path) -> None:
     """Raise ConfigError unless the test file fits the configuration's data, split and partition.
 
-    A file that `pack` wrote has no settings: its hosts may read the data from different places.
+    A file that `pack` wrote holds no settings, but the number of clients.
     """
-    given = {name: config.settings[name] for name in _ASSIGNING}
-    changed = difference(notes.get("settings", given), given)
-    clients = getattr(config.partition, "clients", None)
-    if changed is None and clients not in (None, int(notes["clients"])):
+    changed, clients = None, getattr(config.partition, "clients", None)
+    if "settings" in notes:
+        changed = difference(notes["settings"], _assigning(config), except_for=("data.path",))
+    elif clients not in (None, int(notes["clients"])):
         changed = f"partition.clients was {notes['clients']}, is {clients}"
     if changed:
         raise ConfigError(
             f"{path} was written with another configuration: {changed}. Use the one that the "
             "clients' files were written with, or write all files again."
         )
+
+
+def _assigning(config: Config) -> dict[str, Any]:
+    """Return the settings that decide which client has which data, and what the test is drawn from.
+
+    `split.seed` is that of the drawn split, null if nothing is drawn.
+    """
+    settings, split = config.settings, dict(config.settings["split"])
+    drawn = config.split.random is not None or config.split.users is not None
+    if config.split.seed is None and drawn:
+        split["seed"] = config.test.seed
+    found = {"data": settings["data"], "partition": settings["partition"]}
+    return {**found, "split": split, "seed": config.seed}
 
 
 def _with_encoder(config: Config, held: str | None, path: Path) -> Config:

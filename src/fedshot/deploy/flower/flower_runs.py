@@ -233,10 +233,9 @@ def wait_for_clients(
         watch()
         now = time.monotonic()
         if now > until:
-            reasons = fleet.node_registry.left_out() or [
-                "Start the nodes with `fedshot flower node`; their logs say why a node does not "
-                "connect."
-            ]
+            reasons = ["Start the nodes with `fedshot flower node`; their logs say why a node "
+                       "does not connect."]  # fmt: skip
+            reasons += [f"{text[0].upper()}{text[1:]}" for text in fleet.node_registry.left_out()]
             raise AbsentError(
                 f"no node holds {'client' if len(missing) == 1 else 'clients'} {ranges(missing)}, "
                 f"after {wait:g} s. {' '.join(reasons)}"
