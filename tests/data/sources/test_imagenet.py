@@ -160,7 +160,7 @@ def test_tiered_classes_are_found_at_any_depth_and_split_as_published(tmp_path):
     write(tmp_path / "2" / "tieredimagenet", {f"train/{n}": d for n, d in files.items()})
     sets = [TieredImageNet(size=SIDE).load(tmp_path / which) for which in "12"]
     assert sets[0].digest == sets[1].digest
-    split = TieredImageNet().split(sets[0])
+    split = sets[0].standard
     assert split is not None
     assert [len(p) for p in (split.base, split.validation, split.novel)] == [351, 97, 160]
 
