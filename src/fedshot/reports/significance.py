@@ -166,7 +166,7 @@ class Difference:
 
 
 def incomparable(row: ComparisonRow, other: ComparisonRow) -> str:
-    """Return why the tests of two rows do not compare their methods; "" if they do."""
+    """Return why the accuracies of two rows cannot be compared; "" if they can."""
     if row.tasks and row.tasks == other.tasks:
         return ""
     unlike = row.tested.unlike(other.tested)

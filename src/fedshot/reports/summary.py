@@ -27,7 +27,7 @@ def summary(rows: Sequence[ComparisonRow], runs: Sequence[Run] = ()) -> str:
             found = [
                 f"The {len(methods)} results are not ranked. {one.name} and {other.name}: {apart}."
             ]
-            baselines = methods = []
+            baselines = methods = []  # no other sentence compares them
             break
     if baselines:
         best = "The baseline" if len(baselines) == 1 else "The best baseline"

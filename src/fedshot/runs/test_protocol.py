@@ -64,8 +64,8 @@ class TestProtocol:
             in training.
         way: (fewest, most) classes of an episode; None if unknown.
         shot: support examples per class; None if unknown or if clients use all training examples.
-        classes: names of the tested classes; empty if unknown.
         marks: reasons why the result is not a fair estimate, from `not_honest`.
+        classes: names of the tested classes; empty if unknown.
     """
 
     own: bool | None = None
@@ -123,12 +123,11 @@ class TestProtocol:
         return f"{n:,} {shape}test episodes{f' of {self.where}' if self.where else ''}"
 
     def unlike(self, other: TestProtocol) -> str:
-        """Return how the tests differ in what is asked; "" if they do not, as far as is known."""
+        """Return the first known difference between two tests, such as their shapes; "" if none."""
         if None not in (self.own, other.own) and (self.own, self.users) != (other.own, other.users):
             return f"{self.where}, and {other.where}"
-        shapes = self.shape, other.shape
         if self.way and other.way and (self.way, self.shot) != (other.way, other.shot):
-            return f"{shapes[0]}, and {shapes[1]}"
+            return f"{self.shape}, and {other.shape}"
         if self.classes and other.classes and self.classes != other.classes:
             return "other classes"
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -99,8 +100,9 @@ class TextSource(TextOptions, Source):
         """
         return self._load(data_dir, raw=True)
 
+    @abstractmethod
     def _load(self, data_dir: Path | None, *, raw: bool) -> Dataset:
-        raise NotImplementedError
+        """Read the texts, tokenised unless `raw` is true."""
 
     def read(
         self, rows: Iterable[tuple[T, str]], data_dir: Path | None, name: object, *, raw: bool
