@@ -327,6 +327,18 @@ def test_trainings_give_one_table_and_the_test_of_the_best_point_alone(
     assert again.done == []
 
 
+def test_a_sweep_whose_points_all_diverge_has_no_test_and_fails(
+    tmp_path: Path, fake: Callable[..., FakeJobs], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake(lambda job: told(0.5, diverged="round 1"))
+    (tmp_path / "base.yaml").write_text(json.dumps(BASE))
+    words = ["sweep", "--config", str(tmp_path / "base.yaml"), "--set", *GRID,
+             "--out", str(tmp_path / "sweep"), "--quiet"]  # fmt: skip
+    assert main(words) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Training diverged in every point, so none is tested." in shown
+
+
 def test_an_interrupted_sweep_says_how_to_continue_once_it_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

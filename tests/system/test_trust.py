@@ -45,6 +45,18 @@ def test_every_round_has_a_line_and_a_resumed_run_has_the_same(tmp_path: Path) -
     assert trust.read(rest.folder) == lines
 
 
+def test_more_dishonest_clients_than_an_aggregation_is_made_for_are_announced(
+    tmp_path: Path,
+) -> None:
+    attack = PROTO["attack"] | {"clients": [0, 1, 2]}
+    found = experiment(tmp_path, PROTO | {"attack": attack}).notices()
+    assert found[-1] == (
+        "aggregate.fraction is 0.2, and 0.5 of the clients are dishonest: "
+        "more than the aggregation is made for."
+    )
+    assert "made for" not in " ".join(experiment(tmp_path / "one", PROTO).notices())
+
+
 def test_a_process_that_lost_the_folder_adds_no_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

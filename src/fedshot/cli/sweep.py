@@ -18,7 +18,7 @@ _WIDTH = 110
 def sweep(options: argparse.Namespace) -> int:
     """Train the points of a sweep, and test the one with the best validation accuracy.
 
-    Returns 1 if a training failed.
+    Returns 1 if a training failed, or if no point can be tested because all diverged.
     """
     settings = chosen_settings(options)
     spaces = all_spaces(map(space_of, options.set))
@@ -40,4 +40,5 @@ def sweep(options: argparse.Namespace) -> int:
         say(sweep_tables.as_json(rows).rstrip("\n"))
     else:
         say(plain_text(sweep_tables.table(made, rows), _WIDTH))
-    return _FAILED if any(point.failed for point in made.points.values()) else 0
+    failed = any(point.failed for point in made.points.values())
+    return _FAILED if failed or made.chosen is None else 0

@@ -80,7 +80,9 @@ def notes(sweep: Sweep) -> list[str]:
             f"The interval of the test is over episodes; its s.d. over seeds is "
             f"{100 * stdev(test.by_seed):.2f} points."
         )
-    if chosen is None:
+    if all(point.diverged for point in sweep.points.values()):
+        found.append("Training diverged in every point, so none is tested.")
+    elif chosen is None:
         found.append("Once every point has finished, only the first is tested.")
     earlier = [p for p in sweep.points.values() if p is not chosen and sweep.is_tested(p)]
     if earlier:

@@ -231,6 +231,13 @@ class Experiment:
                 f"attack.name is {self.config.settings['attack']['name']!r}; dishonest from round "
                 f"{self.liars.attack.from_round} on: {named or 'no client'}"
             )
+            expected = getattr(self.config.aggregate, "fraction", 1.0)
+            share = len(self.liars.clients) / len(self.prepared.client_split.train)
+            if share > expected:
+                found.append(
+                    f"aggregate.fraction is {expected:g}, and {share:.2g} of the clients are "
+                    "dishonest: more than the aggregation is made for."
+                )
         resumes = self.begun and self.round < self.config.run.rounds
         if resumes and (changes := self.recorder.changes(self.round, self._environment)):
             found.append(
