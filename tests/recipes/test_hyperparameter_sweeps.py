@@ -330,7 +330,7 @@ def test_trainings_give_one_table_and_the_test_of_the_best_point_alone(
 def test_a_sweep_whose_points_all_diverge_has_no_test_and_fails(
     tmp_path: Path, fake: Callable[..., FakeJobs], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake(lambda job: told(0.5, diverged="round 1"))
+    fake(lambda _: told(0.5, diverged="round 1"))
     (tmp_path / "base.yaml").write_text(json.dumps(BASE))
     words = ["sweep", "--config", str(tmp_path / "base.yaml"), "--set", *GRID,
              "--out", str(tmp_path / "sweep"), "--quiet"]  # fmt: skip
