@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import re
+from base64 import b64encode
 from pathlib import Path
 from types import ModuleType
 
 import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from project.test_prose import faults
 
@@ -42,32 +43,24 @@ def test_a_notebook_is_committed_without_outputs_and_in_plain_words(path: Path) 
             assert (cell.outputs, cell.execution_count) == ([], None)
 
 
-def shortened(path: Path, folder: Path) -> Path:
-    """Copy a notebook with fewer rounds, steps and episodes."""
-    notebook = nbformat.read(path, as_version=4)
-    cuts = ((r'("rounds": )\d+', "2"), (r'("local_steps": )\d+', "1"), (r'(episodes": )\d+', "20"))
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            for pattern, value in cuts:
-                cell.source = re.sub(pattern, rf"\g<1>{value}", cell.source)
-    copy = folder / path.name
-    nbformat.write(notebook, copy)
-    return copy
-
-
-@pytest.mark.slow
-def test_a_notebook_runs_and_becomes_a_page(
-    render: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """One of them: `make docs` runs all as they stand."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    path = shortened(FOLDER / "own_pictures.ipynb", tmp_path)
-    text, pictures = render.markdown(render.executed(path, timeout=900), path.stem)
-    assert text.startswith("# ")
-    assert text.count("\n```python\n") == sum(
-        cell.cell_type == "code" for cell in nbformat.read(path, as_version=4).cells
-    )
-    assert "pictures are right" in text
-    assert all(
-        f"]({name})" in text and data.startswith(b"\x89PNG") for name, data in pictures.items()
+def test_what_cells_put_out_becomes_a_page(render: ModuleType) -> None:
+    """`make docs` runs all notebooks as they stand."""
+    picture, frame = b"\x89PNG", '<style>x\n</style><table border="1" class="dataframe">\n</table>'
+    outputs = [
+        new_output("stream", name="stderr", text="progress"),
+        new_output("stream", text="\x1b[31m3 of 4\x1b[0m pictures are right\n"),
+        new_output("display_data", {"image/png": b64encode(picture).decode(), "text/plain": "x"}),
+        new_output("execute_result", {"text/html": frame, "text/plain": "x"}),
+    ]
+    cells = [
+        new_markdown_cell("# Title\n[page](../../docs/page.md)"),
+        *(new_code_cell(f"show({i})", outputs=[output]) for i, output in enumerate(outputs)),
+    ]
+    assert render.markdown(new_notebook(cells=cells), "name") == (
+        "# Title\n[page](../page.md)\n\n"
+        "```python\nshow(0)\n```\n\n"
+        "```python\nshow(1)\n```\n\n```text\n3 of 4 pictures are right\n```\n\n"
+        "```python\nshow(2)\n```\n\n![Output of the cell above](name-1.png)\n\n"
+        '```python\nshow(3)\n```\n\n<div class="output"><table> </table></div>\n',
+        {"name-1.png": picture},
     )
