@@ -55,11 +55,13 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True)
-def same_draws() -> None:
-    """What a test draws without a seed does not depend on the tests that ran before it."""
+def same_draws() -> Iterator[None]:
+    """No test depends on one before: on its draws without a seed, or its number of threads."""
     import torch
 
     torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack, for CUDA
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")

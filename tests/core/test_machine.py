@@ -84,11 +84,8 @@ def test_a_fork_of_a_process_that_computed_with_several_threads_computes_on() ->
         assert torch.equal(x @ x, torch.full((300, 300), 300.0))
         PreparedRun(config)
 
-    try:
-        compute()
-        assert ends_in_a_fork(compute)
-    finally:
-        torch.set_num_threads(1)
+    compute()
+    assert ends_in_a_fork(compute)
 
 
 @pytest.mark.skipif(not FORKS, reason="a system without fork")

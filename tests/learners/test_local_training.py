@@ -36,6 +36,7 @@ from fedshot.nn.models.backbones import MLP, Conv4
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
+from torch_optimizers import torch_optimizer
 
 SPEC = EpisodeSpec(way=3, shot=2, query=3)
 OPTIMIZERS = [
@@ -69,12 +70,6 @@ def model(backbone: Any = MLP((7,))) -> Model:  # noqa: B008
 
 def close(a: Tree, b: Tree, tol: float = 1e-12) -> None:
     torch.testing.assert_close(a, b, rtol=tol, atol=tol)
-
-
-def torch_optimizer(opt: Optimizer, w: list[Tensor]) -> torch.optim.Optimizer:
-    if opt.name == "adam":
-        return torch.optim.Adam(w, opt.lr, weight_decay=opt.weight_decay)
-    return torch.optim.SGD(w, opt.lr, momentum=opt.momentum, weight_decay=opt.weight_decay)
 
 
 def proto_loss_by_torch(w: Tree, e: Episode) -> Tensor:

@@ -35,6 +35,7 @@ from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Arrival, Exchange, Reply
+from torch_optimizers import torch_optimizer
 
 SPEC = EpisodeSpec(way=3, shot=2, query=3)
 BASE = (1, 3, 4, 7, 8)  # of the ten classes; the others are new
@@ -184,14 +185,6 @@ class Twin(nn.Module):
         out: Tensor = self.classifier(self.features(x))
         return out
 
-    def optimizer(self, opt: Optimizer) -> torch.optim.Optimizer:
-        trained = [p for p in self.parameters() if p.requires_grad]
-        if opt.name == "adam":
-            return torch.optim.Adam(trained, opt.lr, weight_decay=opt.weight_decay)
-        return torch.optim.SGD(
-            trained, opt.lr, momentum=opt.momentum, weight_decay=opt.weight_decay
-        )
-
     def assert_is(self, body: Tree, classifier: Tree, stats: Tree) -> None:
         for name, part in body.items():
             for key, value in part.items():
@@ -210,7 +203,7 @@ def _close(found: Tensor, want: Any) -> None:
 
 def train(twin: Twin, opt: Optimizer, steps: Any) -> list[Tensor]:
     """Take the steps of one visit; return the losses."""
-    by, losses = twin.optimizer(opt), []
+    by, losses = torch_optimizer(opt, [p for p in twin.parameters() if p.requires_grad]), []
     for (batch,) in steps:
         by.zero_grad()
         losses.append(F.cross_entropy(twin(batch.x), batch.y))

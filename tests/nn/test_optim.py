@@ -9,6 +9,7 @@ from torch import Tensor
 from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.nn.optim import Optimizer
+from torch_optimizers import torch_optimizer
 
 
 def start(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -32,16 +33,10 @@ CASES = [
 ]
 
 
-def reference(opt: Optimizer, w: list[Tensor]) -> torch.optim.Optimizer:
-    if opt.name == "adam":
-        return torch.optim.Adam(w, lr=opt.lr, weight_decay=opt.weight_decay)
-    return torch.optim.SGD(w, opt.lr, momentum=opt.momentum, weight_decay=opt.weight_decay)
-
-
 @pytest.mark.parametrize("opt", CASES, ids=str)
 def test_thirty_steps_equal_those_of_torch(opt: Optimizer) -> None:
     w, theirs = start(), {k: v.requires_grad_() for k, v in start().items()}
-    state, torch_opt = opt.init(w), reference(opt, list(theirs.values()))
+    state, torch_opt = opt.init(w), torch_optimizer(opt, theirs.values())
     for _ in range(30):
         w, state = opt.update(torch.func.grad(loss)(w), state, w)
         torch_opt.zero_grad()
@@ -57,7 +52,7 @@ def test_thirty_steps_equal_those_of_torch(opt: Optimizer) -> None:
 def test_float32_stays_float32_and_near_torch(opt: Optimizer) -> None:
     w = start(torch.float32)
     theirs = {k: v.requires_grad_() for k, v in start(torch.float32).items()}
-    state, torch_opt = opt.init(w), reference(opt, list(theirs.values()))
+    state, torch_opt = opt.init(w), torch_optimizer(opt, theirs.values())
     for _ in range(5):
         w, state = opt.update(torch.func.grad(loss)(w), state, w)
         torch_opt.zero_grad()

@@ -26,6 +26,7 @@ from fedshot.nn.models.mode import Mode
 from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from methods.classification_oracle import SPEC, Run
+from torch_optimizers import torch_optimizer
 
 SGD, ADAM = Optimizer("sgd", 0.1), Optimizer("adam", 0.01)
 NET = Model(MLP((8, 7)), LinearHead(3), (6, 6, 1), dtype="float64")
@@ -131,11 +132,7 @@ def test_the_server_is_torch_optim_on_the_mean_gradient(opt: Optimizer, tmp_path
     """Its state goes on from round to round."""
     run = Run(method(optimizer=opt, learned_steps=True), tmp_path, (8, 12))
     leaves = [leaf.clone().requires_grad_() for leaf in tree.leaves(run.server.theta)]
-    by: torch.optim.Optimizer = (
-        torch.optim.Adam(leaves, opt.lr)
-        if opt.name == "adam"
-        else torch.optim.SGD(leaves, opt.lr, momentum=opt.momentum)
-    )
+    by = torch_optimizer(opt, leaves)
     for _ in range(3):
         theta = run.round().theta
         sent = [reply.up["gradient"] for reply in run.spy.seen.values()]

@@ -26,6 +26,7 @@ from fedshot.methods.f2l.set_transformer import SetTransformer
 from fedshot.nn.heads import LinearHead
 from methods import classification_oracle
 from methods.classification_oracle import BASE, Run, Twin
+from torch_optimizers import torch_optimizer
 
 WAY = 3
 HEADS = {"mlp": 7, "conv4": 2}
@@ -192,12 +193,12 @@ class Oracle:
 
     def __init__(self, m: F2L, phi: Tree, psi: Tree, stats: Tree) -> None:
         self.m, self.client = m, Client(m, psi)
-        self.by_psi = stepper(self.client, m.client_steps)
+        self.by_psi = torch_optimizer(m.client_steps, self.client.parameters())
         self.receive(phi, stats)
 
     def receive(self, phi: Tree, stats: Tree) -> None:
         self.twin = Twin(phi["body"], phi["classifier"], stats)
-        self.by_phi = stepper(self.twin, self.m.server_steps)
+        self.by_phi = torch_optimizer(self.m.server_steps, self.twin.parameters())
 
     def visit(self, steps: Any) -> None:
         for step in steps:
@@ -264,14 +265,6 @@ def move(by: torch.optim.Optimizer, net: nn.Module, grads: tuple[Tensor, ...]) -
     for p, g in zip(net.parameters(), grads, strict=True):
         p.grad = g.detach()
     by.step()
-
-
-def stepper(net: nn.Module, opt: Any) -> torch.optim.Optimizer:
-    if opt.name == "adam":
-        return torch.optim.Adam(net.parameters(), opt.lr, weight_decay=opt.weight_decay)
-    return torch.optim.SGD(
-        net.parameters(), opt.lr, momentum=opt.momentum, weight_decay=opt.weight_decay
-    )
 
 
 def close(found: Tensor, want: Tensor, tol: float = 1e-8) -> None:

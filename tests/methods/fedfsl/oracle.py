@@ -37,6 +37,7 @@ from fedshot.nn.models.model import Model
 from fedshot.nn.optim import Optimizer
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import Fleet
+from torch_optimizers import torch_optimizer
 
 SPEC = EpisodeSpec(way=3, shot=2, query=4)
 SGD = Optimizer("sgd", 0.1, momentum=0.9)
@@ -180,18 +181,12 @@ def regularizer(m: Any, reference: Weights, w: Weights, e: Episode) -> Tensor:
     return m.gamma * divergence(told, mine, m.clip, m.epsilon)
 
 
-def stepper(opt: Optimizer, leaves: list[Tensor]) -> torch.optim.Optimizer:
-    if opt.name == "adam":
-        return torch.optim.Adam(leaves, opt.lr, weight_decay=opt.weight_decay)
-    return torch.optim.SGD(leaves, opt.lr, opt.momentum, weight_decay=opt.weight_decay)
-
-
 def local_training(
     w: Weights, steps: Any, opt: Optimizer, loss: Callable[[Weights, Episode], Tensor]
 ) -> Weights:
     """Minimise the mean loss of each step's episodes, one step of the optimiser for each."""
     w = {name: leaf.detach().clone().requires_grad_() for name, leaf in w.items()}
-    by = stepper(opt, list(w.values()))
+    by = torch_optimizer(opt, w.values())
     for step in steps:
         by.zero_grad()
         (sum(loss(w, e) for e in step) / len(step)).backward()  # type: ignore[union-attr]

@@ -40,9 +40,9 @@ from methods.fedfsl.oracle import (
     options,
     p,
     regularizer,
-    stepper,
     task_loss,
 )
+from torch_optimizers import torch_optimizer
 
 
 def method(**changes: Any) -> FedFSLMIAdv:
@@ -82,7 +82,10 @@ def client_update(run: Run, start: Weights, k: int, reference: Weights | None = 
         return sum(losses) / len(losses)  # type: ignore[return-value]
 
     heads, features = [*first.values(), *other.values()], list(body.values())
-    by_heads, by_features = stepper(m.optimizer, heads), stepper(m.optimizer, features)
+    by_heads, by_features = (
+        torch_optimizer(m.optimizer, heads),
+        torch_optimizer(m.optimizer, features),
+    )
 
     def stage_1(step: Any) -> None:  # eq. (15)
         grads = torch.autograd.grad(mean_loss(step, -m.eta), heads)
@@ -178,7 +181,7 @@ def test_with_two_equal_heads_only_the_tasks_are_left(tmp_path: Path) -> None:
     reply = run.method.train({"w": w, "stats": {}}, {}, drawn._replace(second=w["head"]))
     w = {n: leaf.clone().requires_grad_() for n, leaf in start.items()}
     parts = [[leaf for n, leaf in w.items() if n.startswith(s)] for s in ("head", "body")]
-    by = [stepper(SGD, part) for part in parts]
+    by = [torch_optimizer(SGD, part) for part in parts]
     for step in drawn.local_episodes.steps:
         for part, optimizer, times in zip(parts, by, (1, 2), strict=True):
             for leaf, grad in zip(

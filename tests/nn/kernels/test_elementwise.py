@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,11 +26,8 @@ BIG = 200_000  # numbers, enough for two threads
 
 
 @pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
+def two_threads() -> None:
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def four(*shape: int, seed: int = 0) -> list[Tensor]:

@@ -105,15 +105,12 @@ def test_a_gradient_by_the_words_is_there_where_it_is_asked_for() -> None:
 def test_threads_company_and_a_graph_change_no_bit() -> None:
     x, _ = texts(LENGTHS[4], 1000)  # hardly a word twice: the products are of the words themselves
     x = x.float()
-    p, before = layer(16, torch.float32), torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        one = results(x, p, "fused")
-        torch.set_num_threads(2)
-        for a, b in zip(one, results(x, p, "fused"), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)  # torch's own sums may differ
-    finally:
-        torch.set_num_threads(before)
+    p = layer(16, torch.float32)
+    one = results(x, p, "fused")
+    torch.set_num_threads(2)
+    for a, b in zip(one, results(x, p, "fused"), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)  # torch's own sums may differ
+    torch.set_num_threads(1)
     order = torch.randperm(len(x), generator=Key(3).torch())
     shuffled = results(x[order], p, "fused")
     for a, b in zip(shuffled[:2], one[:2], strict=True):

@@ -61,14 +61,10 @@ def test_equal_rows_are_summed() -> None:
 def test_threads_share_the_sums() -> None:
     found = repeats.repeats(texts())
     assert found is not None
-    x, before = torch.randn(len(found.which), 11), torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        one = found.gather(x)
-        torch.set_num_threads(2)
-        assert torch.equal(found.gather(x), one)
-    finally:
-        torch.set_num_threads(before)
+    x = torch.randn(len(found.which), 11)
+    one = found.gather(x)
+    torch.set_num_threads(2)
+    assert torch.equal(found.gather(x), one)
 
 
 @pytest.mark.parametrize("asks", [False, True])

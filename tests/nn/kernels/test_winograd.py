@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -43,11 +43,9 @@ SHAPES = [
 
 
 @pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
+def threads(request: pytest.FixtureRequest) -> int:
     torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    return int(request.param)
 
 
 @pytest.fixture(params=["ours", "torch's"])
