@@ -97,9 +97,10 @@ def test_no_family_of_methods_imports_another() -> None:
 
 def test_retired_words_do_not_come_back() -> None:
     found = set()
+    ends = re.compile(f"(?i:{'|'.join(RETIRED)})(?![a-z])")  # few files go through the tokenizer
     for path in MODULES:
         text = path.read_text(encoding="utf-8")
-        if not any(word in text.lower() for word in RETIRED):
+        if not ends.search(text):
             continue
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.NAME and token.string not in STAYING:

@@ -9,9 +9,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-import fedshot
+from project.test_layout import MODULES, named, trees
 
-PACKAGE = Path(fedshot.__file__).parent
 ROOT = Path(__file__).parents[2]
 MADE = {ROOT / "docs/results.md", *(ROOT / "docs/results").glob("*.md")}  # of results' files
 PAGES = sorted(
@@ -41,7 +40,7 @@ def prose_of(path: Path) -> Iterator[str]:
             if comment:
                 yield " ".join(comment)
             comment = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(trees()[path]):
         if isinstance(node, ast.JoinedStr):
             yield "".join(
                 str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values
@@ -68,7 +67,7 @@ def faults(text: str) -> Iterator[str]:
 
 
 def test_code_is_in_plain_words() -> None:
-    found = [f"{path.relative_to(PACKAGE)}: {fault}" for path in PACKAGE.rglob("*.py")
+    found = [f"{named(path)}: {fault}" for path in MODULES
              for text in prose_of(path) for fault in faults(text)]  # fmt: skip
     assert not found, "\n".join(found)
 
