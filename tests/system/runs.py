@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -106,14 +104,6 @@ def last_arrays(folder: Path) -> dict[str, Tensor]:
     """Return the arrays of the last checkpoint: the server's state."""
     checkpoints = Checkpoints(folder / "checkpoints")
     return storage.read(checkpoints.path(checkpoints.rounds()[-1]))[0]
-
-
-def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the real command line and wait for it."""
-    return subprocess.run(
-        line(*arguments), capture_output=True, text=True, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, **options,
-    )  # fmt: skip
 
 
 def line(*arguments: object) -> list[str]:

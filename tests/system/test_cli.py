@@ -27,7 +27,6 @@ from fedshot.methods.registry import METHODS
 from .conftest import Trained
 from .runs import (
     CHOOSING,
-    command,
     experiment,
     finished,
     last_hash,
@@ -408,7 +407,7 @@ def test_what_another_kind_leaves_out_is_told_on_stderr(
 
 
 def test_the_command_runs_as_a_program() -> None:
-    done = command("--name", "x")
+    done = subprocess.run(line("--name", "x"), capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--name comes before the command" in done.stderr
 

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
+from fedshot.cli.main import main
 from fedshot.core import storage
 
-from .runs import CHOOSING, SMALL, command, experiment, finished, last_hash, line, merged
+from .runs import CHOOSING, SMALL, experiment, finished, last_hash, line, merged
 
 LONGER = merged(SMALL, {"run": {"rounds": 60}, "method": {"local_steps": 10}})
 
@@ -151,8 +152,7 @@ def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(tmp_path: Pat
     folder = tmp_path / "out" / "small"
     folder.parent.mkdir()
     kill_and_resume(folder, config, kills, random.Random(7))
-    ended = command("resume", folder)
-    assert ended.returncode == 0, ended.stderr
+    assert main(["resume", str(folder)]) == 0
     assert last_hash(folder) == last_hash(tmp_path / "whole")
     assert private_states(folder) == private_states(tmp_path / "whole")
 
@@ -167,8 +167,7 @@ def test_two_worker_threads_killed_in_mid_round_end_like_undisturbed_ones(tmp_pa
     folder = tmp_path / "out" / "cut"
     folder.parent.mkdir()
     kill_and_resume(folder, config, 3, random.Random(11))
-    ended = command("resume", folder)
-    assert ended.returncode == 0, ended.stderr
+    assert main(["resume", str(folder)]) == 0
     for path in ("ledger.json", "result.json", "checkpoints/*", "clients/*/*"):
         held = [sorted(place.glob(path)) for place in (folder, tmp_path / "whole")]
         assert held[0]

@@ -7,11 +7,14 @@ import shlex
 import signal
 import subprocess
 import time
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedshot.cli.main import main
 from fedshot.core.machine import cores
 from fedshot.recipes import provenance
 from fedshot.recipes.index import load
@@ -23,10 +26,12 @@ from .runs import line, merged
 WORDS = ("reproduce", "digits", "--seeds", "1", "--budget", "paper")
 
 
-def reproduce(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(line(*words), cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1), done.stderr
-    return done
+def reproduce(folder: Path, *words: str, code: int = 0) -> tuple[str, str]:
+    """Run the command in this process, whose workers are processes of their own; return texts."""
+    with chdir(folder), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        found = main(words)
+    assert found == code, err.getvalue()
+    return out.getvalue(), err.getvalue()
 
 
 def numbers(folder: Path) -> dict[str, Any]:
@@ -42,8 +47,7 @@ def numbers(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("undisturbed")
-    done = reproduce(folder, *WORDS)
-    assert "FL-Proto" in done.stdout
+    assert "FL-Proto" in reproduce(folder, *WORDS)[0]
     assert len(numbers(folder)) == 4
     return folder
 
@@ -61,9 +65,9 @@ def test_killed_and_begun_again_it_ends_in_the_same_numbers(
     process.wait()
     assert 0 < len(numbers(tmp_path)) < 4
     before = numbers(tmp_path)
-    again = reproduce(tmp_path, *WORDS)
+    _, err = reproduce(tmp_path, *WORDS)
     for cell in before:
-        assert f"train {cell}" not in again.stderr, "a finished cell was trained again"
+        assert f"train {cell}" not in err, "a finished cell was trained again"
     assert numbers(tmp_path) == numbers(undisturbed)
 
 
@@ -89,11 +93,11 @@ def test_workers_end_with_their_parent(tmp_path: Path, asked: signal.Signals) ->
 
 @pytest.mark.slow
 def test_what_is_finished_is_shown_without_training(undisturbed: Path) -> None:
-    done = reproduce(undisturbed, *WORDS, "--json")
-    rows = json.loads(done.stdout)
+    out, err = reproduce(undisturbed, *WORDS, "--json")
+    rows = json.loads(out)
     assert len(rows) == 4
     assert all(row["seeds"] == [0] for row in rows)
-    assert done.stderr == ""
+    assert err == ""
 
 
 @pytest.mark.slow
@@ -131,19 +135,18 @@ def accuracies(result: CellResult) -> list[tuple[int, float, list[int]]]:
 @pytest.mark.slow
 def test_tuning_gives_every_method_the_same_trials_and_keeps_them(tmp_path: Path) -> None:
     words = ("reproduce", "digits", "--cells", "*/iid-1", "--seeds", "1", "--tune", "3")
-    done = reproduce(tmp_path, *words)
+    _, err = reproduce(tmp_path, *words)
     trials = [json.loads(p.read_text()) for p in sorted(tmp_path.glob("results/*/*/*.tune.json"))]
     assert [len(one["trials"]) for one in trials] == [3, 3]
     tried = [[t["options"] for t in one["trials"]] for one in trials]
     assert tried[0] == tried[1]
-    assert done.stderr.count("tune ") > 0
+    assert err.count("tune ") > 0
     # A trial has no result: the novel classes were not looked at.
     runs = [path.parent for path in tmp_path.glob("runs/recipes/*/*/*/config.yaml")]
     trial_runs = [run for run in runs if ".s1000-" in run.name]
     assert len(trial_runs) == 6
     assert not any((run / "result.json").exists() for run in trial_runs)
-    again = reproduce(tmp_path, *words)
-    assert "tune " not in again.stderr
+    assert "tune " not in reproduce(tmp_path, *words)[1]
 
 
 @pytest.mark.slow
@@ -192,10 +195,9 @@ def test_a_result_keeps_the_code_that_trained_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to_is_told_before_training(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("a file", encoding="utf-8")
-    done = subprocess.run(line(*WORDS), cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "results" in done.stderr
-    assert "round" not in done.stderr
+    _, err = reproduce(tmp_path, *WORDS, code=2)
+    assert "results" in err
+    assert "round" not in err
 
 
 def workers_of(parent: int) -> list[int]:
@@ -217,10 +219,10 @@ def alive(pid: int) -> bool:
 @pytest.mark.slow
 def test_digits_that_everybody_has_stand_in_for_mnist_and_it_is_said(tmp_path: Path) -> None:
     words = ("reproduce", "fedfsl-fig6", "--plan", "--data-dir", str(tmp_path))
-    done = reproduce(tmp_path, *words)
-    assert "holds no half of the set" in done.stderr
-    assert "digits is used instead (--budget digits)" in done.stderr
-    assert "budget digits" in done.stdout
-    asked = reproduce(tmp_path, *words, "--budget", "small")
-    assert "is used instead" not in asked.stderr
-    assert "no data" in asked.stdout
+    out, err = reproduce(tmp_path, *words)
+    assert "holds no half of the set" in err
+    assert "digits is used instead (--budget digits)" in err
+    assert "budget digits" in out
+    out, err = reproduce(tmp_path, *words, "--budget", "small")
+    assert "is used instead" not in err
+    assert "no data" in out
