@@ -42,7 +42,7 @@ test-floors: $(STAMP)
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(FLOORS)/bin/python -m pytest -n 2 -W ignore -m "not slow and not data" $(FLOOR_TESTS)
 
 test-data: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m data
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m data tests/real_data tests/data/sources/test_sources.py
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
