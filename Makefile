@@ -20,12 +20,11 @@ test-slow: $(STAMP)
 test-exhaustive: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m exhaustive
 
-# Real processes on loopback, and in network namespaces if root runs it; then the tests without
-# processes that need the extra, too.
+# Real processes on loopback, and in network namespaces if root runs it, with all other tests that
+# need the extra. One worker starts each federation.
 test-flower: .venv/.flower
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m flower tests/deploy/processes tests/config/test_plugins.py
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not flower" tests/deploy \
-	  tests/system/test_user_method.py tests/system/test_simulated_time.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup -m flower tests/deploy \
+	  tests/config/test_plugins.py tests/system/test_user_method.py tests/system/test_simulated_time.py
 
 # The lowest versions that pyproject.toml allows, all at once, in an environment of their own, torch
 # excepted, of which a second build is gigabytes: that, pytest and the rest are the main one's.

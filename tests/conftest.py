@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -16,6 +17,15 @@ from hypothesis import settings
 # A thread of OpenMP that waits for work leaves its core to the other tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # torch is imported by what needs it: xdist reads this file once more, in a process without tests.
+
+# Parts of the names of tests that use a federation which stays up, by its fixture.
+FEDERATIONS = {
+    "federation": (
+        "test_admission", "test_operating", "processes/test_same_results", "test_wrong_server",
+        "killed_in_the_middle", "server_killed_and_resumed", "run_that_is_killed",
+    ),
+    "twelve": ("test_cluster", "processes/test_secure_sums"),
+}  # fmt: skip
 
 # Promises are of bits, so a failing example must fail again: the examples are the same each time.
 settings.register_profile(
@@ -39,6 +49,31 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
         gc.set_threshold(10_000)
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if importlib.util.find_spec("flwr") is None:
+        for item in items:
+            if item.get_closest_marker("flower"):
+                item.add_marker(pytest.mark.skip(reason="the extra `flower` is not installed"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give the tests of one federation to one worker, with `--dist loadgroup`.
+
+    The groups of xdist 3.8 have no effect with pytest 9, whose items keep their names elsewhere.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFederation(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            named = (name for name, parts in FEDERATIONS.items() for p in parts if p in nodeid)
+            return next(named, nodeid)
+
+    return ByFederation(config, log)
 
 
 def pytest_sessionfinish() -> None:
@@ -90,19 +125,19 @@ def _copy_kernels(source: Path, target: Path) -> None:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Tests leave nothing in a person's cache, and find nothing there.
 
-    The workers of a session share one, in which one of them builds the C kernels for all. A virtual
-    environment keeps these for the next session.
+    The workers of a session share one, in which one of them builds the C kernels for all. The main
+    virtual environment keeps these for the next session, that of the lowest versions included.
     """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
-    kept = Path(sys.prefix, ".kernels")
+    kept = Path(__file__).parents[1] / ".venv" / ".kernels"
     _copy_kernels(kept, _kernels(folder))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSHOT_CACHE", str(folder))
         # A notice that compiling takes long would be output that some test does not expect.
         patch.setattr("fedshot.core.kernel_build._SLOW", 3600.0)
         yield folder
-    if sys.prefix != sys.base_prefix:
+    if kept.parent.is_dir():
         _copy_kernels(_kernels(folder), kept)
 
 

@@ -47,6 +47,7 @@ from fedshot.deploy.flower.server_folder import (
 from fedshot.runs.prepare import PreparedRun
 from system.runs import SMALL
 
+pytestmark = pytest.mark.flower
 NODE = ["node", "--server", "127.0.0.1:1", "--data", "x"]
 
 

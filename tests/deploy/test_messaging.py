@@ -36,7 +36,7 @@ from fedshot.deploy.flower.wire import set_message_id
 LIMITS = Limits(message=1 << 22, head=1 << 16)
 Prediction = Callable[[Message], "Message | None"]
 
-pytestmark = pytest.mark.usefixtures("flower_run")
+pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("flower_run")]
 
 
 class Office:

@@ -29,6 +29,8 @@ from fedshot.fleets.guard import Guard
 from fedshot.protocol.clients import Clients
 from fedshot.runs.recorder import Record
 
+pytestmark = pytest.mark.flower
+
 
 def read(port: int, path: str) -> tuple[int, str]:
     """Return the status and the text of a page."""

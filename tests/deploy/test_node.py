@@ -37,6 +37,7 @@ from fedshot.deploy.flower.node import NodeLoop
 from fedshot.deploy.flower.operator import Operator
 from fedshot.deploy.flower.wire import set_message_id
 
+pytestmark = pytest.mark.flower
 LIMITS = Limits(message=1 << 16, head=1 << 12)
 
 

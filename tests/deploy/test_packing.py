@@ -281,10 +281,10 @@ def test_data_that_do_not_do_are_refused_and_nothing_is_written(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.flower
 def test_the_command_writes_either_and_says_what_it_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("flwr", reason="the extra `flower` is not installed")
     saved(tmp_path / "a.npz", pictures("robin", "wren", "owl", "stork"))
     saved(tmp_path / "b.npz", pictures("crow", "jay", "owl", "rook", each=6))
     config().write(tmp_path / "x.yaml")
@@ -316,10 +316,10 @@ def test_the_command_writes_either_and_says_what_it_left_out(
         assert "give --client with a number, or --tests" in err
 
 
+@pytest.mark.flower
 def test_hosts_that_read_words_in_other_ways_do_not_train_together(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("flwr", reason="the extra `flower` is not installed")
     words = [f"w{i}" for i in range(12)]
     vectors = "".join(f"{word} {i} 1.5 {-i}\n" for i, word in enumerate(words)).encode()
     (tmp_path / "same.txt").write_bytes(vectors)

@@ -27,6 +27,7 @@ from fedshot.privacy.secure_sums.server_sum import SecureSums
 from fedshot.protocol.exchange import Arrival, ClientWork, Exchange, Outcome, PerClient, Reply
 from fedshot.protocol.reducers import Sum
 
+pytestmark = pytest.mark.flower
 NODES = {"a": "0-1", "b": "2-3", "c": "4"}  # clients of each node
 ONES = torch.ones(3, dtype=torch.float64)
 WORK: Any = ClientWork(SimpleNamespace(name="stub"), "train")

@@ -13,6 +13,7 @@ from fedshot.privacy.differential import ClientLevel, ExampleLevel
 flower_runs = pytest.importorskip(
     "fedshot.deploy.flower.flower_runs", reason="the extra `flower` is not installed"
 )
+pytestmark = pytest.mark.flower
 
 
 def check(privacy: Any, norms: str, rounds: int) -> None:

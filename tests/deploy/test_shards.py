@@ -173,10 +173,10 @@ def test_a_server_without_the_training_data_sets_the_same_tests(
         ServerTestRun(config, str(tmp_path / "nowhere"))
 
 
+@pytest.mark.flower
 def test_clients_with_tests_of_their_own_are_dealt_for_a_server_with_the_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("flwr", reason="the extra `flower` is not installed")
     words = ["flower", "partition", "--nodes", "2", "--to", str(tmp_path / "dealt")]
     own = ["--data", "digits", "--split.base", "0-9", "--split.validation", "[]"]
     own += ["--split.novel", "[]", "--partition", "pathological", "--partition.clients", "3"]

@@ -40,7 +40,7 @@ from fedshot.deploy.flower.wire import fetch, limit_responses, set_message_id
 
 MB = 1 << 20
 
-pytestmark = pytest.mark.usefixtures("flower_run")
+pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("flower_run")]
 
 
 def sent(record: RecordDict) -> tuple[Message, dict[str, bytes]]:

@@ -171,8 +171,8 @@ def test_waiting_for_less_than_the_quorum_or_more_than_all_is_refused(
         experiment(tmp_path, clocked(wait_for=wait_for))
 
 
+@pytest.mark.flower
 def test_nodes_of_flower_are_refused(tmp_path: Path) -> None:
-    pytest.importorskip("flwr")
     from fedshot.deploy.flower.flower_runs import _check_clock
 
     _check_clock(experiment(tmp_path / "plain").prepared)

@@ -1,14 +1,18 @@
-"""One federation for all runs of a session: a server, three nodes, two clients on each."""
+"""Two federations for all runs of a session: a server and three nodes each.
+
+`pytest -n 2 --dist loadgroup` starts each once; FEDERATIONS of tests/conftest.py has their tests.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .local_federation import LocalFederation
+from conftest import FEDERATIONS
+
+from .local_federation import NODES, TWELVE, LocalFederation, own_port
 
 HERE = Path(__file__).parent
 
@@ -17,15 +21,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.flower)
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(300))
-            if importlib.util.find_spec("flwr") is None:
-                reason = "Flower is not installed: pip install 'fedshot[flower]'"
-                item.add_marker(pytest.mark.skip(reason=reason))
+            for name in FEDERATIONS.keys() & item.fixturenames:
+                assert any(part in item.nodeid for part in FEDERATIONS[name]), item.nodeid
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_ports() -> Iterator[None]:
+    """Workers that run at the same time do not take one another's ports."""
+    from fedshot.deploy.flower import local
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "free_port", own_port)
+        yield
 
 
 @pytest.fixture(scope="session")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
-    """A federation that stays up; tests that kill a part of it put that back."""
+    """Two clients on each node; tests that kill a part of it put that back."""
     with LocalFederation(tmp_path_factory.mktemp("federation")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def twelve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
+    """Another one, with four clients on each node."""
+    with LocalFederation(tmp_path_factory.mktemp("twelve"), NODES, TWELVE) as made:
         yield made

@@ -8,15 +8,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from fedshot.cli.main import main
 from fedshot.config.load import Config
 from fedshot.core import storage, tree
+from fedshot.core.errors import ConfigError
 from fedshot.core.plugins import VARIABLE
 from fedshot.fleets.unreliable import Trouble, Unreliable
 from fedshot.protocol.exchange import Exchange, Fleet
@@ -34,6 +36,7 @@ ALLOWED = {VARIABLE: "nn.models.user_nets"}
 """The module whose functions may make backbones."""
 ENVIRONMENT = PROXIES | ALLOWED  # of nodes
 LONG = 300.0  # seconds that nothing here should take; the machine may be busy
+_PORTS = iter(range(10_000 + os.getpid() % 400 * 50, 10_050 + os.getpid() % 400 * 50))
 
 BASE: dict[str, Any] = {
     "name": "small",
@@ -46,11 +49,23 @@ BASE: dict[str, Any] = {
     "split": {"base": ["0-4"], "validation": ["5", "6"], "novel": ["7-9"]},
 }
 """All runs share data, partition and seed, hence the files that the nodes hold."""
+TWELVE: dict[str, Any] = {"partition": {"clients": 12}, "run": {"cohort": None}}
 
 
 def setting(*changes: dict[str, Any]) -> PreparedRun:
     """Return the setting of BASE with changes."""
     return PreparedRun(Config.of(merged(BASE, *changes)))
+
+
+def own_port() -> int:
+    """Return a free port that neither the system nor another worker gives to anybody else."""
+    from fedshot.deploy.flower.server_folder import check_free
+
+    for port in _PORTS:
+        with suppress(ConfigError):
+            check_free("127.0.0.1", port)
+            return port
+    raise RuntimeError("no port is left; give each process more of them")
 
 
 @contextmanager
@@ -206,6 +221,11 @@ def program(*words: object, **options: Any) -> subprocess.Popen[str]:
         text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
     )  # fmt: skip
+
+
+def flower(*words: object) -> None:
+    """Run a command of `fedshot flower` that ends, in this process."""
+    assert main(["flower", *map(str, words)]) == 0
 
 
 def written(folder: Path, *changes: dict[str, Any]) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 import stat
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fedshot.cli.main import main
 from fedshot.deploy.flower.data_files import read_shards
 from fedshot.deploy.flower.messages import WireMessage
 from fedshot.deploy.flower.server_folder import split_address
@@ -22,54 +22,38 @@ from .local_federation import LONG, LocalFederation, program, setting
 from .test_killed import PRIVATE
 
 
-def node(federation: LocalFederation, tmp_path: Path, *words: object) -> subprocess.Popen[str]:
-    """Start a node with the data of another, on a state folder of its own."""
+def node_words(federation: LocalFederation, tmp_path: Path, *words: object) -> list[str]:
+    """Return the command of a node with the data of another, on a state folder of its own."""
     data = federation.folder / "node-0" / "data"
-    return program(
-        "flower", "node", "--server", federation.address(), "--data", data,
-        "--state", tmp_path / "state", *words,
-    )  # fmt: skip
-
-
-def refused(process: subprocess.Popen[str], code: int = 2) -> str:
-    """Return what a node said that was turned away and left."""
-    try:
-        _, err = process.communicate(timeout=LONG)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == code, err
-    assert "Traceback" not in err
-    return err
+    of_node = ("flower", "node", "--server", federation.address(), "--data", data)
+    return [*map(str, (*of_node, "--state", tmp_path / "state", *words))]
 
 
 def test_a_key_that_is_not_registered_is_turned_away(
-    federation: LocalFederation, tmp_path: Path
+    federation: LocalFederation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from fedshot.deploy.flower.keys import make_node_key
 
     make_node_key(tmp_path / "stranger.key")
     words = ("--ca", federation.home.ca, "--key", tmp_path / "stranger.key")
-    assert "does not know this node's key" in refused(node(federation, tmp_path, *words), 75)
+    assert main(node_words(federation, tmp_path, *words)) == 75
+    assert "does not know this node's key" in capsys.readouterr().err
 
 
 def test_a_certificate_of_another_authority_is_turned_away(
-    federation: LocalFederation, tmp_path: Path
+    federation: LocalFederation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from fedshot.deploy.flower.keys import make_server_keys
 
     make_server_keys(tmp_path / "other", ["127.0.0.1"])
-    words = (
-        "--ca",
-        tmp_path / "other" / "ca.pem",
-        "--key",
-        federation.folder / "node-0" / "node.key",
-    )
-    assert "certificate is not trusted" in refused(node(federation, tmp_path, *words))
+    key = federation.folder / "node-0" / "node.key"
+    words = ("--ca", tmp_path / "other" / "ca.pem", "--key", key)
+    assert main(node_words(federation, tmp_path, *words)) == 2
+    assert "certificate is not trusted" in capsys.readouterr().err
 
 
 def test_a_client_that_speaks_plain_text_is_turned_away(
-    federation: LocalFederation, tmp_path: Path
+    federation: LocalFederation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import httpx
 
@@ -77,14 +61,19 @@ def test_a_client_that_speaks_plain_text_is_turned_away(
         httpx.post(
             f"http://{federation.address()}/v1/fleet/activate-node", content=b"", timeout=LONG
         )
-    assert "does not speak plain text" in refused(node(federation, tmp_path))
+    assert main(node_words(federation, tmp_path)) == 2
+    assert "does not speak plain text" in capsys.readouterr().err
 
 
-def test_a_node_does_not_send_in_the_clear_beyond_this_machine(tmp_path: Path) -> None:
-    process = program("flower", "node", "--server", "192.0.2.1:9092", "--data", tmp_path)
-    assert "192.0.2.1 is not this machine" in refused(process)
-    words = ("--host", "0.0.0.0", "--folder", tmp_path / "server")
-    assert "ca.pem does not exist" in refused(program("flower", "server", *words))
+def test_a_node_does_not_send_in_the_clear_beyond_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--server", "192.0.2.1:9092", "--data", str(tmp_path)]
+    assert main(["flower", "node", *words]) == 2
+    assert "192.0.2.1 is not this machine" in capsys.readouterr().err
+    words = ["--host", "0.0.0.0", "--folder", str(tmp_path / "server")]
+    assert main(["flower", "server", *words]) == 2
+    assert "ca.pem does not exist" in capsys.readouterr().err
 
 
 def test_without_the_token_nobody_registers_or_begins_a_run(federation: LocalFederation) -> None:
@@ -238,9 +227,8 @@ def test_a_node_has_no_clients_but_those_that_the_operator_wrote(
     operator = operator_of(federation.home)
     operator.register(keys | {"double": public.read_bytes()})
     (federation.home.nodes / "double.json").write_text('{"clients": "9"}')
-    double = node(
-        federation, tmp_path, "--ca", federation.home.ca, "--key", tmp_path / "double.key"
-    )
+    words = ("--ca", federation.home.ca, "--key", tmp_path / "double.key")
+    double = program(*node_words(federation, tmp_path, *words))
     try:
         assert double.stderr is not None
         for text in double.stderr:
@@ -270,7 +258,9 @@ def test_keys_come_and_go_while_the_server_runs(
     said: list[str] = []
     registrar, nodes = Registrar(federation.home, said.append), federation.home.nodes
     data = make_node_key(tmp_path / "late.key").read_bytes()
-    words = ("--ca", federation.home.ca, "--key", tmp_path / "late.key")
+    words = node_words(
+        federation, tmp_path, "--ca", federation.home.ca, "--key", tmp_path / "late.key"
+    )
     late = nodes / "late.pub"
     try:
         late.write_bytes(data[: len(data) // 2])  # half copied
@@ -282,7 +272,7 @@ def test_keys_come_and_go_while_the_server_runs(
         late.write_bytes(data)
         registrar.update()
         assert "late" in said[-1]
-        there = node(federation, tmp_path, *words)
+        there = program(*words)
         try:
             assert there.stderr is not None
             assert any("connected" in text for text in there.stderr)
@@ -292,7 +282,15 @@ def test_keys_come_and_go_while_the_server_runs(
         held = late.rename(tmp_path / "late.pub.away")
         registrar.update()
         assert "late" not in registrar.known
-        assert "does not know this node's key" in refused(node(federation, tmp_path, *words), 75)
+        away = program(*words)
+        try:
+            _, err = away.communicate(timeout=LONG)
+        finally:
+            away.kill()
+            away.wait()
+        assert away.returncode == 75, err
+        assert "does not know this node's key" in err
+        assert "Traceback" not in err
         held.rename(late)
         (nodes / "twin.pub").write_bytes(data)
         registrar.update()

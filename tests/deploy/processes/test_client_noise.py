@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
 """Six clients, of whom 4 are needed. Their contributions are far smaller than the noise."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
     """Nodes that know each other."""
     from fedshot.deploy.flower import local
@@ -52,7 +52,6 @@ def plan(exchange: Exchange, client: int) -> Trouble | None:
     return "drop" if masked and exchange.version[0] == 2 and client in (1, 4) else None
 
 
-@pytest.mark.timeout(900)
 def test_a_private_secure_run_on_nodes_trains_with_fresh_noise(peers: LocalFederation) -> None:
     ends = []
     for _ in range(2):

@@ -9,17 +9,16 @@ import pytest
 
 from deploy.test_metrics import read
 
-from .local_federation import LocalFederation, alone, until, weights
+from .local_federation import LocalFederation, alone, own_port, until, weights
 
 
 def test_a_node_with_two_workers_and_metrics_trains_to_the_same_bits(
     federation: LocalFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedshot.deploy.flower import fleet, local
-    from fedshot.deploy.flower.server_folder import free_port
 
     monkeypatch.setattr(fleet, "_MAX_REPLY", 1)  # each client in a message of its own
-    port, change = free_port(), {"run": {"rounds": 2, "cohort": None}}
+    port, change = own_port(), {"run": {"rounds": 2, "cohort": None}}
     usual = local.node_command
     more = ["--workers", "2", "--metrics", f"127.0.0.1:{port}", "--log-format", "json"]
     try:

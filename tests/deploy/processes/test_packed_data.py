@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fedshot.cli.main import main
 from fedshot.data.dataset import Dataset
 from fedshot.data.sources.digits import Digits
 from fedshot.deploy.flower.data_files import clients_in
-from fedshot.deploy.flower.server_folder import free_port
 
-from .local_federation import LONG, alone, program, until, weights, written
+from .local_federation import LONG, alone, flower, own_port, program, until, weights, written
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 ORDER = sorted(NAMES)
@@ -49,20 +47,8 @@ def saved(path: Path, data: Dataset, rows: Any, users: Any = None) -> dict[str, 
     return {"data": {"name": "npz", "path": str(path)}}
 
 
-def run(*words: object) -> str:
-    process = program("flower", *words)
-    out, err = process.communicate(timeout=LONG)
-    assert process.returncode == 0, err
-    return out
-
-
-def keys(*words: object) -> None:
-    """Run `fedshot flower keys`, in this process."""
-    assert main(["flower", "keys", *map(str, words)]) == 0
-
-
 def test_packed_data_train_to_the_bits_of_all_data_in_one_place(tmp_path: Path) -> None:
-    data, home, port = digits(), tmp_path / "home", free_port()
+    data, home, port = digits(), tmp_path / "home", own_port()
     held = owners(data)
     split = {part: list(names) for part, names in SPLIT.items()}
     shared = {
@@ -75,11 +61,11 @@ def test_packed_data_train_to_the_bits_of_all_data_in_one_place(tmp_path: Path) 
     for client in range(CLIENTS):
         rows = np.flatnonzero(trained & (held == client))
         path = saved(tmp_path / f"{client}.npz", data, rows)["data"]["path"]
-        run(*pack, path, "--client", client, "--to", tmp_path / f"host-{client % 2}")
+        flower(*pack, path, "--client", client, "--to", tmp_path / f"host-{client % 2}")
     path = saved(tmp_path / "new.npz", data, np.flatnonzero(~trained))["data"]["path"]
-    run(*pack, path, "--tests", "--to", tmp_path / "tests")
+    flower(*pack, path, "--tests", "--to", tmp_path / "tests")
     assert clients_in(tmp_path / "host-1") == [1, 3]
-    keys("--server", "127.0.0.1", "--folder", home)
+    flower("keys", "--server", "127.0.0.1", "--folder", home)
     with ExitStack() as stack:
 
         def start(log: str, *words: object) -> Any:
@@ -92,14 +78,15 @@ def test_packed_data_train_to_the_bits_of_all_data_in_one_place(tmp_path: Path) 
         start("server.log", "server", "--folder", home, "--port", port)
         until(lambda: "listening" in (tmp_path / "server.log").read_text(), "the server")
         for name in ("host-0", "host-1"):
-            keys("--node", tmp_path / f"{name}.key")
-            keys("--admit", tmp_path / f"{name}.pub", "--folder", home,
-                 "--clients", f"{name[-1]},{int(name[-1]) + 2}", "--examples", 400)  # fmt: skip
+            flower("keys", "--node", tmp_path / f"{name}.key")
+            flower("keys", "--admit", tmp_path / f"{name}.pub", "--folder", home,
+                   "--clients", f"{name[-1]},{int(name[-1]) + 2}", "--examples", 400)  # fmt: skip
             start(f"{name}.log", "node", "--server", f"127.0.0.1:{port}", "--ca", home / "ca.pem",
                   "--key", tmp_path / f"{name}.key", "--data", tmp_path / name,
                   "--state", tmp_path / f"{name}-state")  # fmt: skip
         words = ("--config", config, "--out", tmp_path / "runs", "--folder", home)
-        run("run", *words, "--tests", tmp_path / "tests", "--deadline", LONG)
+        flower("run", *words, "--tests", tmp_path / "tests", "--deadline", LONG,
+               "--wait", LONG)  # fmt: skip
     there = tmp_path / "runs" / "packed"
     whole = saved(tmp_path / "whole.npz", data, np.arange(len(data)), held)
     here = alone(tmp_path / "alone", shared, whole, {"partition": {"name": "users"}})

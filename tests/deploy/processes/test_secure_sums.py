@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,10 +10,9 @@ from fedshot.fleets.guard import Guard
 from fedshot.fleets.unreliable import Trouble, Unreliable
 from fedshot.protocol.exchange import Exchange
 
-from .local_federation import LocalFederation, alone, lost, newest, weights
+from .local_federation import TWELVE, LocalFederation, alone, lost, newest, weights
 from .test_same_results import METHODS
 
-TWELVE: dict[str, Any] = {"partition": {"clients": 12}, "run": {"cohort": None}}
 ROUNDS = {"run": {"rounds": 5, "validate_every": 50, "quorum": 0.5}}
 SECURE = {"run": {"secure_sums": True}}
 # Of 12 clients 8 are needed. Those of one node are (0, 3, 6, 9).
@@ -28,19 +25,12 @@ LOSSES = {
 PLAIN = {(round, client) for round in (1, 2, 3) for client in LOSSES[round][1]}
 
 
-@pytest.fixture(scope="module")
-def twelve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
-    with LocalFederation(tmp_path_factory.mktemp("twelve"), 3, TWELVE) as made:
-        yield made
-
-
 def plan(exchange: Exchange, client: int) -> Trouble | None:
     step, victims = LOSSES.get(exchange.version[0], ("", set()))
     name = exchange.work.name if exchange.work.method is None else ""
     return "drop" if name == step and client in victims else None
 
 
-@pytest.mark.timeout(900)  # many short messages, which a busy machine delays
 @pytest.mark.parametrize("name", ["fedfsl_mi, exclusive", "f2l", "fedcgs"])
 def test_a_secure_run_on_nodes_equals_the_plain_one(
     twelve: LocalFederation, tmp_path: Path, name: str
@@ -60,7 +50,6 @@ def test_a_secure_run_on_nodes_equals_the_plain_one(
         assert dict(mine.metrics) == theirs["metrics"]
 
 
-@pytest.mark.timeout(900)  # as above
 def test_compressed_uploads_have_the_bits_of_a_simulation(
     twelve: LocalFederation, tmp_path: Path
 ) -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from . import registered_method
-from .local_federation import LONG, alone, newest, until, written
+from .local_federation import LONG, alone, flower, newest, until, written
 from .test_killed import PRIVATE, merged, records, rounds
 
 CUT = 30.0  # longer than Flower waits for a node: two heartbeats
 SERVER, HOSTS = "fedshot-s", {"fedshot-a": "10.77.1", "fedshot-b": "10.77.2"}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def ip(*words: str) -> None:
@@ -84,27 +84,12 @@ def test_a_host_that_was_cut_off_for_a_minute_takes_part_again(hosts: None, tmp_
     config, folder, home = written(tmp_path, change), tmp_path / "runs" / "apart", tmp_path / "home"
     with ExitStack() as stack:
         at = At(stack, tmp_path)
-        addresses = [f"{net}.1" for net in HOSTS.values()]
-        words = ("flower", "keys", "--server", *addresses, "--folder", home)
-        assert at.start(SERVER, "keys.log", *words).wait(LONG) == 0
-        words = (
-            "flower",
-            "partition",
-            "--config",
-            config,
-            "--nodes",
-            2,
-            "--to",
-            tmp_path / "dealt",
-        )
-        assert at.start(SERVER, "deal.log", *words).wait(LONG) == 0
+        flower("keys", "--server", *(f"{net}.1" for net in HOSTS.values()), "--folder", home)
+        flower("partition", "--config", config, "--nodes", 2, "--to", tmp_path / "dealt")
         for name in HOSTS:
-            words = ("flower", "keys", "--node", tmp_path / f"{name}.key")
-            assert at.start(name, "keys.log", *words).wait(LONG) == 0
             here = "0,2,4" if name == "fedshot-a" else "1,3,5"
-            words = ("flower", "keys", "--admit", tmp_path / f"{name}.pub", "--folder", home,
-                     "--clients", here)  # fmt: skip
-            assert at.start(SERVER, "keys.log", *words).wait(LONG) == 0
+            flower("keys", "--node", tmp_path / f"{name}.key")
+            flower("keys", "--admit", tmp_path / f"{name}.pub", "--folder", home, "--clients", here)
         at.start(SERVER, "server.log", "flower", "server", "--host", "0.0.0.0", "--folder", home)
         until(lambda: "listening" in (tmp_path / "server.log").read_text(), "the server")
         for i, (name, net) in enumerate(HOSTS.items()):
