@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from fedshot.use import FewShotClassifier
     from fedshot.use.calibration import Calibration
+    from fedshot.use.classifier import FewShotClassifier
 
 _SIZE = (6.4, 4.0)  # inches
 
@@ -224,7 +224,7 @@ class TrainingRun:
 
         Raises CheckpointError, ConfigError or DataError if the run cannot be used.
         """
-        from fedshot.use import FewShotClassifier
+        from fedshot.use.classifier import FewShotClassifier
 
         return FewShotClassifier.from_run(self._path, **{**self._modules, **options})
 

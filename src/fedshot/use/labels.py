@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from sklearn.utils import column_or_1d
-from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from fedshot.core.errors import InputError
@@ -24,6 +22,10 @@ def labels_of(y: Any, n: int, what: str = "label") -> Labels:
     Raises InputError if their number is not n, if a label is missing (None, NaN, NaT, infinite or
     masked), or if labels are fractions.
     """
+    # imported late: scikit-learn doubles the start of every command
+    from sklearn.utils import column_or_1d
+    from sklearn.utils.multiclass import check_classification_targets
+
     if y is None:
         raise InputError(
             "the classifier requires y to be passed, but the target y is None: it learns from "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from flwr.app import Message
@@ -17,7 +17,6 @@ from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-from flwr.superlink.grid import HttpGrid
 
 from fedshot.core.console import warning
 from fedshot.core.errors import ServerGoneError
@@ -25,6 +24,9 @@ from fedshot.core.serialised import CodecError, Limits, short
 from fedshot.deploy.flower.messages import LATE, Incoming, WireMessage, read_message, refusal
 from fedshot.deploy.flower.node_registry import Following
 from fedshot.deploy.flower.wire import fetch
+
+if TYPE_CHECKING:
+    from flwr.superlink.grid import HttpGrid
 
 _TYPE = "query.fedshot"
 _MIN_POLL, _MAX_POLL = 0.02, 0.25  # seconds between polls

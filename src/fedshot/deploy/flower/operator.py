@@ -14,10 +14,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SubStatus
 from flwr.common.serde import run_from_proto
 from flwr.proto.control_pb2 import (
@@ -39,7 +38,6 @@ from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 
 from fedshot.core.errors import ConfigError, ServerGoneError
 from fedshot.core.serialised import LIMITS, Limits
@@ -47,6 +45,9 @@ from fedshot.core.text import typed
 from fedshot.deploy.flower.server_folder import split_address
 from fedshot.deploy.flower.superlink import TOKEN_HEADER
 from fedshot.deploy.flower.wire import limit_responses, silence_flower, tls_error, without_proxy
+
+if TYPE_CHECKING:
+    from flwr.superlink.grid import HttpGrid
 
 _RETRY_SECONDS = 60.0  # time during which unanswered requests are repeated
 _TEMPORARY = (502, 503, 504)  # statuses of a server or proxy that may recover
@@ -142,6 +143,8 @@ class Operator:
 
         Raises ServerGoneError if the server cannot be reached, ConfigError if it rejects the token.
         """
+        from flwr.superlink.grid import HttpGrid  # a node does without its database
+
         silence_flower()
         try:
             run_id = self._start()
@@ -203,6 +206,8 @@ class Operator:
             ) from None
 
     def _start(self) -> int:
+        from flwr.cli.build import build_fab_from_files
+
         fab, _ = build_fab_from_files(
             {"pyproject.toml": _APP, "LICENSE": b"Apache-2.0\n", "fedshot_app.py": b"\n"}
         )
