@@ -194,6 +194,16 @@ class Breaking(FLProto):
         found = super().round(server, clients, key)
         if self.fault == "metric":
             return found[0], {"loss": torch.tensor(0.5)}
+        stats = found[0].stats
+        states = {
+            "a part more": {**stats, "v": torch.zeros(2)},
+            "a part less": {},
+            "another shape": tree.map(lambda leaf: leaf[None], stats),
+            "another type": tree.map(lambda leaf: leaf.double(), stats),
+            "a number in the state": {**stats, next(iter(stats)): 3},
+        }
+        if self.fault in states:
+            return found[0]._replace(stats=states[self.fault]), found[1]
         return found[0] if self.fault == "state alone" else found
 
 
@@ -229,7 +239,18 @@ def test_client_work_may_be_given_tensors_made_in_inference_mode() -> None:
         ("no parts", "train returned a Reply whose up is a Tensor"),
         ("no tensors", "whose up is not a tree: theta is a float"),
         ("a number", r"the metric 'loss' as a float.*torch\.tensor"),
-        ("no private state", "a private state that differs in structure"),
+        (
+            "no private state",
+            r"a private state that differs in structure.*torch\.tensor\(\.\.\.\)\.$",
+        ),
+        (
+            "a part more",
+            r"Faulty\.round returned a state in another form: stats/v is not expected\.",
+        ),
+        ("a part less", r"another form: stats/\S+ is missing\. A state keeps the parts, shapes"),
+        ("another shape", r"another form: stats/\S+ is float32\[1, 16\], expected float32\[16\]"),
+        ("another type", r"another form: stats/\S+ is float64\[16\], expected float32\[16\]"),
+        ("a number in the state", r"form: stats/\S+ is a int; .* with torch\.tensor\(\.\.\.\)\. A"),
         ("state alone", r"Faulty\.round returned a ModelState; expected the server's new state"),
         ("metric", r"Faulty\.round returned the metric 'loss' as a Tensor; expected a number"),
     ],

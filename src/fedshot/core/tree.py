@@ -183,7 +183,7 @@ def difference(like: Tree, other: Tree) -> str | None:
     try:
         given = dict(items(other))
     except (TypeError, AttributeError) as error:
-        return str(error)
+        return str(error).removesuffix(".")  # part of a sentence
     expected = dict(items(like))
     for path in sorted(expected.keys() | given.keys()):
         if path not in given:

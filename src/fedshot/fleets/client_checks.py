@@ -113,21 +113,29 @@ def checked_round(
 ) -> tuple[Tree, dict[str, float]]:
     """Run a round of a method; return the server's new state and the metrics.
 
-    Raises MethodError if the method does not return both, or if a metric is not a number.
+    Raises MethodError if the method does not return both, if the form of the state changes, or if a
+    metric is not a number.
     """
+    name = type(method).__name__
     found: Any = method.round(server, clients, key)
     if type(found) is tuple and len(found) == 2 and isinstance(found[1], Mapping):
-        for name, value in found[1].items():
+        for metric, value in found[1].items():
             if not isinstance(value, int | float):
                 raise MethodError(
-                    f"{type(method).__name__}.round returned the metric {name!r} as a "
+                    f"{name}.round returned the metric {metric!r} as a "
                     f"{type(value).__name__}; expected a number. Write float(...) around it."
                 )
         if type(found[0]) is type(server):
-            return found[0], dict(found[1])
+            changed = tree.difference(server, found[0])
+            if changed is None:
+                return found[0], dict(found[1])
+            raise MethodError(
+                f"{name}.round returned a state in another form: {changed}. A state keeps the "
+                "parts, shapes and types that init returned; let init return zeros for later parts."
+            )
         found = found[0]
     raise MethodError(
-        f"{type(method).__name__}.round returned a {type(found).__name__}; expected the server's "
+        f"{name}.round returned a {type(found).__name__}; expected the server's "
         f"new state, a {type(server).__name__} as returned by init, and the metrics of the round: "
         "return server, got.metrics."
     )
