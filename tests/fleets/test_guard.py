@@ -116,8 +116,8 @@ def test_an_unsound_part_is_refused_with_the_reason(up: Any, reason: str) -> Non
     [
         (0.0, "the weight is 0.0, expected a finite number above 0"),
         (-1, "the weight is -1, expected a finite number above 0"),
-        (math.nan, "the weight is nan, expected a finite number above 0"),
-        (torch.tensor(math.inf), "the weight is inf, expected a finite number above 0"),
+        (math.nan, "the weight holds a value that is not finite: nan"),
+        (torch.tensor(math.inf), "the weight holds a value that is not finite: inf"),
         (None, "the weight is None, expected one number"),
         ("many", "the weight is 'many', expected one number"),
         (torch.ones(2), "the weight is tensor([1., 1.]), expected one number"),
@@ -132,11 +132,42 @@ def test_an_unsound_weight_is_refused_with_the_reason(weight: Any, reason: str) 
 
 
 @pytest.mark.parametrize(
-    "value", [torch.tensor(math.nan), torch.tensor([math.inf]), torch.ones(2), torch.ones(0)]
+    ("value", "reason"),
+    [
+        (torch.tensor(math.nan), "metric 'loss' holds a value that is not finite: nan"),
+        (torch.tensor([math.inf]), "metric 'loss' holds a value that is not finite: inf"),
+        (torch.ones(2), "metric 'loss' is tensor([1., 1.]), expected one finite number"),
+        (torch.ones(0), "metric 'loss' is tensor([]), expected one finite number"),
+    ],
 )
-def test_a_metric_that_is_not_one_finite_number_is_refused(value: torch.Tensor) -> None:
-    found = check(metrics={"loss": value})
-    assert found == f"metric 'loss' is {value!r}, expected one finite number"
+def test_a_metric_that_is_not_one_finite_number_is_refused(
+    value: torch.Tensor, reason: str
+) -> None:
+    assert check(metrics={"loss": value}) == reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "diverged"),
+    [
+        ({"weight": 0.0}, False),
+        ({"weight": 2.0**21}, False),
+        ({"weight": None}, False),
+        ({"weight": math.nan}, True),
+        ({"metrics": {"loss": torch.ones(2)}}, False),
+        ({"metrics": [0.5]}, False),
+        ({"metrics": {"loss": torch.tensor(math.nan)}}, True),
+        ({"metrics": {"loss": torch.tensor(1e300, dtype=torch.float64)}}, True),
+        ({"up": {"delta": LIKE}}, False),
+    ],
+)
+def test_a_weight_or_metric_in_a_wrong_form_is_malformed_and_one_not_finite_has_diverged(
+    changes: dict[str, Any], diverged: bool
+) -> None:
+    """So that a run ends with an error that says to correct the method, or to lower the steps."""
+    reason = check(**changes)
+    assert reason is not None
+    found = Fault("refused", reason)
+    assert (found.diverged, found.malformed) == (diverged, not diverged)
 
 
 def test_no_finite_metric_or_weight_ends_a_run() -> None:
@@ -146,7 +177,7 @@ def test_no_finite_metric_or_weight_ends_a_run() -> None:
     for value in (huge, -huge):
         found = check(metrics={"loss": value})
         assert found is not None
-        assert found.endswith("1.7e+308, expected at most 3.4e+38")
+        assert found.endswith("1.7e+308, more than the limit of 3.4e+38")
     assert "the weight is 2.1e+06, expected at most 1.05e+06" in str(check(weight=2.0**21))
     fleet = Given(
         *(Arrival(c, Reply({"a": torch.ones(1)}, {}, 2**20, {"loss": largest})) for c in range(9)),
@@ -219,7 +250,7 @@ def test_the_round_goes_on_with_the_sound_replies() -> None:
     assert got["delta"]["b"].tolist() == [6.0] * 3
     assert got["seen"].tolist() == [4, 4]
     assert clients.faults == [
-        (2, Fault("refused", "the weight is nan, expected a finite number above 0"))
+        (2, Fault("refused", "the weight holds a value that is not finite: nan"))
     ]
     assert fleet.validated == [frozenset({1, 3})]
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshot.core.errors import DivergenceError, MethodError, QuorumError
+from fedshot.core.errors import DivergenceError, MethodError, QuorumError, RefusedError
 from fedshot.core.seeds import Key
 from fedshot.protocol.clients import Clients, reduce_replies
 from fedshot.protocol.exchange import (
@@ -241,21 +241,30 @@ def test_only_values_that_are_not_finite_or_too_large_are_divergence(
     assert ("lower the step sizes" in str(error.value)) is diverges
 
 
-def test_replies_that_are_all_refused_for_their_form_are_the_methods_fault() -> None:
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "part 'x' is float32[1], expected float32[2]",
+        "the weight is 0.0, expected a finite number above 0",
+        "metric 'loss' is tensor([1., 1.]), expected one finite number",
+        "the metrics are list, expected names and numbers",
+    ],
+)
+def test_replies_that_are_all_refused_for_their_form_are_the_methods_fault(reason: str) -> None:
     """Neither a lower quorum nor another try can help: the error is not one to retry."""
 
     class Faulty(Loop):
         def replies(self, exchange: Exchange) -> Iterator[Arrival]:
-            fault = Fault("refused", "part 'x' is float32[1], expected float32[2]")
+            fault = Fault("refused", reason)
             yield from (Arrival(c, None, fault) for c in exchange.to if c < 3)
             yield from super().replies(replace(exchange, to=exchange.to[3:]))
 
-    with pytest.raises(QuorumError, match=r"0 of 3 clients .* Correct the method: what") as error:
+    with pytest.raises(RefusedError, match=r"0 of 3 clients .* Correct the method: what") as error:
         ask(Clients(Faulty(), range(9)), range(3))
     assert not error.value.retryable
-    with pytest.raises(QuorumError, match="3 of 6 clients") as error:
+    with pytest.raises(QuorumError, match="3 of 6 clients") as few:
         ask(Clients(Faulty(), range(9), quorum=0.9), range(6))
-    assert error.value.retryable, "other clients gave a usable reply"
+    assert few.value.retryable, "other clients gave a usable reply"
 
 
 def test_nobody_asked_is_no_quorum() -> None:

@@ -70,7 +70,7 @@ class DivergenceError(QuorumError):
 
 
 class RefusedError(QuorumError):
-    """No usable reply: all have other names, shapes or types than their exchange declares."""
+    """No usable reply: all have parts, weights or metrics of another form than expected."""
 
     retryable = False
 

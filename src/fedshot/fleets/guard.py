@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedshot.fleets.wrapper import Wrapper
 from fedshot.protocol.exchange import Arrival, Exchange, Fault, Reply
-from fedshot.protocol.reducers import MAX_WEIGHT, is_plain
+from fedshot.protocol.reducers import MAX_WEIGHT, NOT_FINITE, TOO_LARGE, is_plain
 
 _LONGEST = 500  # maximum length of a reason, which may quote a client's data
 MAX_METRICS, METRIC_NAME = 64, re.compile(r"\w[\w .:@%+-]{0,63}")
@@ -46,7 +46,9 @@ def fault(exchange: Exchange, client: int, reply: Reply) -> str | None:
     weight = reply.weight.item() if _is_scalar(reply.weight) else reply.weight
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         return f"the weight is {reply.weight!r}, expected one number"
-    if not 0 < weight < 2.0**1000:  # excludes NaN, and integers too large for a float
+    if isinstance(weight, float) and not math.isfinite(weight):
+        return f"the weight {NOT_FINITE}: {weight}"
+    if not 0 < weight < 2.0**1000:  # excludes integers too large for a float
         return f"the weight is {weight}, expected a finite number above 0"
     if weight > MAX_WEIGHT:
         return f"the weight is {weight:.3g}, expected at most {MAX_WEIGHT:.3g}"
@@ -61,10 +63,12 @@ def fault(exchange: Exchange, client: int, reply: Reply) -> str | None:
     if not isinstance(reply.metrics, Mapping):
         return f"the metrics are {type(reply.metrics).__name__}, expected names and numbers"
     for name, value in reply.metrics.items():
-        if not _is_scalar(value) or not math.isfinite(value.item()):
+        if not _is_scalar(value):
             return f"metric {name!r} is {value!r}, expected one finite number"
+        if not math.isfinite(value.item()):
+            return f"metric {name!r} {NOT_FINITE}: {value.item()}"
         if abs(value.item()) > _METRIC:
-            return f"metric {name!r} is {value.item():.3g}, expected at most {_METRIC:.3g}"
+            return f"metric {name!r} holds {value.item():.3g}, {TOO_LARGE} {_METRIC:.3g}"
     return None
 
 

@@ -191,6 +191,9 @@ class Exchange:
         return self.key.at("work", self.work.name, "client", client)
 
 
+_MALFORMED = ("part ", "the parts ", "the weight ", "metric ", "the metrics ")
+
+
 class Fault(NamedTuple):
     """Why a client's reply does not count.
 
@@ -208,9 +211,9 @@ class Fault(NamedTuple):
 
     @property
     def malformed(self) -> bool:
-        """Whether the reply was rejected for the names, shapes or types of its parts."""
-        about_parts = self.reason.startswith(("part ", "the parts "))
-        return self.kind == "refused" and about_parts and not self.diverged
+        """Whether the reply was rejected for the form of its parts, its weight or its metrics."""
+        about_form = self.reason.startswith(_MALFORMED)
+        return self.kind == "refused" and about_form and not self.diverged
 
 
 class Arrival(NamedTuple):
