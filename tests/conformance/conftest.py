@@ -49,9 +49,10 @@ OF_PRIVATE_STATES = {
     "private_tensors_stay_with_the_client",
     "private_tensors_reach_no_server",
     "unsampled_clients_keep_their_state",
-    "private_states_are_the_clients_own",
+    "initial_private_states_are_reproducible",
     "rewound_runs_equal_uninterrupted_ones",
     "private_states_keep_their_form",
+    "test_training_changes_the_states_that_clients_keep",
     "test_a_client_that_is_not_accepted_goes_back_to_its_last_state",
 }
 

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
+from conformance.cases import BODY, EPISODE, REFERENCE
 from conformance.conftest import KEEP_STATES
 from fedshot.config.registry import kind_options
 from fedshot.conformance import checks
 from fedshot.conformance.checks import Runs
-from fedshot.conformance.federation import Federation
+from fedshot.conformance.federation import LATE, Federation
+from fedshot.core import tree
+from fedshot.core.seeds import Key
 from fedshot.fleets.unreliable import Trouble
+from fedshot.methods.base.fl_proto import FLProto
 from fedshot.methods.base.fsl_local import FSLLocal
 from fedshot.methods.registry import METHODS as REGISTRY
+from fedshot.protocol.exchange import client_work
 from fedshot.protocol.method import Method
 
 CHECKS = (
     checks.private_tensors_stay_with_the_client,
     checks.private_tensors_reach_no_server,
     checks.unsampled_clients_keep_their_state,
-    checks.private_states_are_the_clients_own,
+    checks.initial_private_states_are_reproducible,
     checks.rewound_runs_equal_uninterrupted_ones,
 )
 
@@ -34,6 +42,66 @@ NOT_UP = ("| server", "| client", "| down |", "| down, R")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_private_states_stay_private_and_right(check: checks.Function, runs: Runs) -> None:
     check(runs)
+
+
+def test_training_changes_the_states_that_clients_keep(undisturbed: Federation) -> None:
+    """Those of all methods here; a method of one's own may keep a constant."""
+    for client in {e.client for e in undisturbed.executions if e.exchange.phase == "train"}:
+        first, last = (undisturbed.host.private(client, upto) for upto in ((-1, 0), LATE))
+        assert not tree.leaves(first) or tree.digest(first) != tree.digest(last)
+
+
+COUNTED: list[int] = []
+
+
+class Keeping(FLProto):
+    """FL-Proto whose clients keep a state: `first` makes it, and `then` gives the next."""
+
+    first: ClassVar[Callable[[Key], Tensor]]
+    then: ClassVar[Callable[[Tensor], Tensor]]
+
+    def init_client(self, client: int, key: Key) -> Any:
+        return {"kept": type(self).first(key)}
+
+    @client_work(draw="draw")
+    def train(self, down: Any, private: Any, drawn: Any) -> Any:
+        reply = super().train(down, private, drawn)
+        return reply._replace(private={"kept": type(self).then(private["kept"])})
+
+
+def keeping(first: Callable[[Key], Tensor], then: Callable[[Tensor], Tensor]) -> Method[Any]:
+    members = {"first": staticmethod(first), "then": staticmethod(then)}
+    return type("Kept", (Keeping,), members)(BODY, EPISODE, local_steps=1)
+
+
+def counted(key: Key) -> Tensor:
+    COUNTED.append(1)
+    return torch.tensor(len(COUNTED))
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (lambda _: torch.zeros(()), lambda kept: kept + 1),
+        (lambda key: torch.randn(4, 4, generator=key.torch()), lambda kept: kept),
+        (lambda _: torch.zeros(4), lambda kept: kept + torch.arange(4)),
+    ],
+    ids=["a counter", "a random projection", "zeros at first"],
+)
+def test_a_method_of_ones_own_may_keep_what_is_alike_or_constant(
+    first: Callable[[Key], Tensor], then: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    folders = (tmp_path / str(i) for i in count())
+    runs = Runs(keeping(first, then), REFERENCE, lambda: next(folders))
+    for check in (*CHECKS, checks.a_refused_client_keeps_its_old_state):
+        check(runs)
+
+
+def test_a_first_state_that_depends_on_the_order_of_the_clients_is_refused(tmp_path: Path) -> None:
+    folders = (tmp_path / str(i) for i in count())
+    runs = Runs(keeping(counted, lambda kept: kept), REFERENCE, lambda: next(folders))
+    with pytest.raises(checks.CheckFailedError, match="depends on the order of access"):
+        checks.initial_private_states_are_reproducible(runs)
 
 
 @pytest.mark.parametrize("trouble", ["drop", "nan", "negative_weight"])
