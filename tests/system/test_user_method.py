@@ -29,10 +29,10 @@ from fedshot.data.episodes.episode import ClientData
 from fedshot.fleets.client_checks import WorkChecks
 from fedshot.methods import user_methods
 from fedshot.methods.base.fl_proto import FLProto
-from fedshot.methods.registry import METHODS, register
+from fedshot.methods.registry import METHODS, check_traits, register
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import ClientWork, Reply, client_work
-from fedshot.protocol.method import Method
+from fedshot.protocol.method import Method, Traits
 from fedshot.recipes.index import load
 from fedshot.recipes.reading import joined
 from fedshot.recipes.results import CellResult, identity, outdated
@@ -263,6 +263,40 @@ def test_a_method_that_breaks_the_protocol_is_stopped_with_its_name_and_the_fix(
         Federation(method, REFERENCE, tmp_path).train(1)
 
 
+def start(method: Method[Any], folder: Path) -> None:
+    check_traits(method)
+    Federation(method, REFERENCE, folder).train(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "found", "words"),
+    [
+        ("init", None, r"Faulty\.init returned a state that is not a tree: the root is a NoneType"),
+        ("init", {"v": 0.5}, r"Faulty\.init returned a state that is not a tree: v is a float"),
+        (
+            "init_client",
+            None,
+            r"Faulty\.init_client returned .* not a tree: the root is a NoneType",
+        ),
+        (
+            "init_client",
+            {"n": 0},
+            r"Faulty\.init_client .*: n is a int;.* torch\.tensor\(\.\.\.\)\.$",
+        ),
+        ("init_client", {"n": np.zeros(2)}, r"Faulty\.init_client .*: n is a ndarray"),
+        ("server_model", None, r"Faulty\.server_model returned a NoneType; expected ServerModel\("),
+        ("traits", None, r"Faulty\.traits returned a NoneType; expected Traits\. Write `return"),
+    ],
+)
+def test_a_function_that_returns_something_else_is_named(
+    function: str, found: Any, words: str, tmp_path: Path
+) -> None:
+    made: Any = property(lambda _: found) if function == "traits" else lambda *_: found
+    method = type("Faulty", (FLProto,), {function: made})(BODY, EPISODE, local_steps=1)
+    with pytest.raises(MethodError, match=words):
+        start(method, tmp_path)
+
+
 @pytest.mark.parametrize("fault", ["adds", "a tree", "random"])
 def test_the_vectorised_fleet_checks_the_same(fault: str, tmp_path: Path) -> None:
     method = type("Faulty", (Breaking,), {"fault": fault})(BODY, EPISODE, local_steps=1)
@@ -299,9 +333,29 @@ class Namesake(FLProto):
     pass
 
 
+def frozen(**members: Any) -> type[Any]:
+    """Return FL-Proto with these members of the class; a pair is a type and a value."""
+    types = {name: pair[0] for name, pair in members.items() if isinstance(pair, tuple)}
+    values = {name: v[1] if isinstance(v, tuple) else v for name, v in members.items()}
+    body = {"name": "mine", "__annotations__": types, "__module__": __name__, **values}
+    return dataclass(frozen=True)(type("Mine", (FLProto,), body))
+
+
 @pytest.mark.parametrize(
     ("method", "words"),
     [
+        (
+            frozen(server_lr=1.0),
+            r"Mine\.server_lr has no type, so it is no option. Write `server_lr: float = \.\.\.`",
+        ),
+        (frozen(local_steps=3), r"Mine\.local_steps has no type"),
+        (frozen(traits=(int, 0)), r"Mine\.traits is an option, and also a function or property"),
+        (frozen(learner=(int, 0)), r"Mine\.learner is an option, and also a function or property"),
+        (
+            frozen(step=(int, property(lambda _: 0))),
+            r"Mine\.step is an option, and also a function or property",
+        ),
+        (frozen(traits=lambda _: Traits()), r"Mine\.traits is not a property\. Put @property"),
         (Bare, "Bare is not a dataclass"),
         (Short, "Short does not define init, round, server_model or evaluate"),
         (

@@ -51,7 +51,7 @@ from fedshot.data.sources.registry import SOURCES
 from fedshot.data.sources.source import Source
 from fedshot.evaluation.episodic_test import TestOptions
 from fedshot.fleets.attacks import Attack
-from fedshot.methods.registry import METHODS
+from fedshot.methods.registry import METHODS, check_traits
 from fedshot.methods.user_methods import FILES
 from fedshot.nn.models.backbones import Backbone
 from fedshot.nn.models.model import Model
@@ -397,6 +397,7 @@ class _Maker:
         known: dict[str, Any] = {name: given[name] for name in asks}
         with with_option_path("method", cls):
             made: Method[Any] = cls(model=model, episode=self.episode, **known, **self.chosen)
+        check_traits(made)
         return made
 
 

@@ -15,7 +15,7 @@ from fedshot.core import tree
 from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.evaluation.episodic_test import EpisodicTest
-from fedshot.fleets.client_checks import checked_round
+from fedshot.fleets.client_checks import checked_init, checked_round
 from fedshot.fleets.guard import Guard
 from fedshot.fleets.host import Host
 from fedshot.fleets.meter import Meter
@@ -185,7 +185,7 @@ class Federation:
         self.recording = RecordingFleet(where.build(self.host), self.host)
         self.meter = Meter(around(self.recording))
         self.fleet = Guard(self.meter)
-        self.server: Tree = method.init(self.key.at("init"))
+        self.server: Tree = checked_init(method, self.key.at("init"))
         self.round, self.sealed = 0, ""
         self.outcomes: list[Outcome] = []
         self.metrics: dict[str, float] = {}

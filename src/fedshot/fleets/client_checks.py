@@ -22,7 +22,7 @@ from fedshot.core.seeds import Key
 from fedshot.core.tree import Tree
 from fedshot.protocol.clients import Clients
 from fedshot.protocol.exchange import ClientWork, Reply
-from fedshot.protocol.method import Method
+from fedshot.protocol.method import Method, checked_server_model
 
 T = TypeVar("T")
 
@@ -106,6 +106,30 @@ def check_reply(name: str, reply: Any) -> None:
                 f"{name} returned the metric {metric!r} as a {type(value).__name__}; expected a "
                 "tensor of one number. Write torch.tensor(...) around it."
             )
+
+
+def checked_init(method: Method[Any], key: Key) -> Tree:
+    """Return the server's first state.
+
+    Raises MethodError if it is not a tree, or if `server_model` is needed and makes no model of it.
+    """
+    server = _checked_state(f"{type(method).__name__}.init", method.init(key))
+    if type(method).evaluate is Method.evaluate:
+        checked_server_model(method, server)
+    return server
+
+
+def checked_init_client(method: Method[Any], client: int, key: Key) -> Tree:
+    """Return a client's first private state. Raises MethodError if it is not a tree."""
+    return _checked_state(f"{type(method).__name__}.init_client", method.init_client(client, key))
+
+
+def _checked_state(name: str, state: Tree) -> Tree:
+    try:
+        tree.leaves(state)
+    except TypeError as error:
+        raise MethodError(f"{name} returned a state that is not a tree: {error}") from None
+    return state
 
 
 def checked_round(

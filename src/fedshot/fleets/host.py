@@ -22,7 +22,7 @@ from fedshot.core.tree import Tree
 from fedshot.data.dataset import Dataset
 from fedshot.data.episodes.episode import ClientData
 from fedshot.data.partitions.partition import Partition
-from fedshot.fleets.client_checks import WorkChecks
+from fedshot.fleets.client_checks import WorkChecks, checked_init_client
 from fedshot.fleets.compressing import ClientSide
 from fedshot.fleets.liars import Liars
 from fedshot.fleets.private import PrivateStore
@@ -196,4 +196,4 @@ class Host:
                 self.store.drop(client, exchange.version)
 
     def _first(self, client: int) -> Tree:
-        return self.method.init_client(client, self._key.at("client", client))
+        return checked_init_client(self.method, client, self._key.at("client", client))

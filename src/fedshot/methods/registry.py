@@ -1,10 +1,14 @@
 """The methods, by the names they have in configurations and tables."""
 
+from dataclasses import fields
+from functools import cached_property
+from inspect import get_annotations, getattr_static
+from types import FunctionType
 from typing import Any, TypeVar
 
-from fedshot.core.errors import ConfigError
+from fedshot.core.errors import ConfigError, MethodError
 from fedshot.core.plugins import place, same_place
-from fedshot.protocol.method import Method
+from fedshot.protocol.method import Method, Traits
 
 METHODS: dict[str, type[Any]] = {}
 
@@ -16,7 +20,8 @@ def register(method: M) -> M:
 
     This is a class decorator. A class that is defined again, as by a second run of a notebook's
     cell, replaces the earlier one. Raises ConfigError if the class is not a complete
-    `fedshot.protocol.method.Method`, or if another method has its name.
+    `fedshot.protocol.method.Method`, if its options are not fields with names of their own, or if
+    another method has its name.
     """
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise ConfigError(
@@ -33,6 +38,7 @@ def register(method: M) -> M:
         raise ConfigError(
             f"{method.__name__} is not a dataclass. Put @dataclass(frozen=True) below @register."
         )
+    _check_members(method)
     missing = sorted(method.__abstractmethods__)
     if method.server_model is Method.server_model and method.evaluate is Method.evaluate:
         missing.append("server_model or evaluate")
@@ -47,3 +53,38 @@ def register(method: M) -> M:
         )
     METHODS[name] = method
     return method
+
+
+def check_traits(method: Method[Any]) -> None:
+    """Raise MethodError unless a method's `traits` are `Traits`."""
+    found: Any = method.traits
+    if not isinstance(found, Traits):
+        raise MethodError(
+            f"{type(method).__name__}.traits returned a {type(found).__name__}; expected Traits. "
+            "Write `return replace(super().traits, ...)`, with the traits that differ."
+        )
+
+
+def _check_members(method: type[Any]) -> None:
+    """Raise ConfigError for options that would not be options, or hide a member of the class."""
+    name, options = method.__name__, {one.name for one in fields(method)}
+    known = set().union(*(get_annotations(base) for base in method.__mro__))
+    own = get_annotations(method)
+    for one, value in vars(method).items():
+        is_constant = one in known - options
+        is_data = not (callable(value) or hasattr(value, "__get__"))
+        if is_data and not (one.startswith("_") or one in own or is_constant):
+            raise ConfigError(
+                f"{name}.{one} has no type, so it is no option. Write `{one}: "
+                f"{type(value).__name__} = ...`, or `{one}: ClassVar = ...` for a constant."
+            )
+    functions = (FunctionType, property, cached_property, classmethod, staticmethod)
+    for one in sorted(options):
+        found = [vars(base)[one] for base in method.__mro__ if one in vars(base)]
+        if any(isinstance(value, functions) for value in found):
+            raise ConfigError(
+                f"{name}.{one} is an option, and also a function or property of the class. Give "
+                "the option another name."
+            )
+    if not isinstance(getattr_static(method, "traits"), property):
+        raise ConfigError(f"{name}.traits is not a property. Put @property above it.")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fedshot.core import tree
 from fedshot.core.errors import ConfigError
 from fedshot.core.seeds import Key
+from fedshot.fleets.client_checks import checked_init
 from fedshot.privacy.adaptive_clip import COUNT, AdaptiveClip
 from fedshot.privacy.differential import Mechanism, Noisy
 from fedshot.protocol.clients import Clients, reduce_replies
@@ -228,7 +229,7 @@ def rehearse(method: Method[Any], ids: Sequence[int], mechanism: Mechanism, key:
 
     Raises ConfigError if privacy does not cover one of them, or the method's evaluation.
     """
-    server = method.init(key)
+    server = checked_init(method, key)
     clients = Rehearsal(ids, replace(mechanism, secret=False), round=1)
     method.round(server, clients, key)
     if not clients.parts:

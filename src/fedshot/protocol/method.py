@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fedshot.core.errors import check_word
+from fedshot.core.errors import MethodError, check_word
 from fedshot.core.graphs import Graphs, Result
 from fedshot.core.machine import give_back_memory
 from fedshot.core.ranges import AtLeast1, check_options
@@ -190,9 +190,18 @@ class Method(ABC, Generic[S]):
     ) -> list[Prediction]:
         """Predict the queries of test episodes. Models adapted to the episodes are not kept."""
         del key
-        model = self.server_model(server)
-        assert model is not None, "a method has `server_model` or `evaluate`"
-        return predict_by_model(model, eval_episodes, clients)
+        return predict_by_model(checked_server_model(self, server), eval_episodes, clients)
+
+
+def checked_server_model(method: Method[Any], server: Tree) -> ServerModel:
+    """Return the model that the server predicts with. Raises MethodError if there is none."""
+    model = method.server_model(server)
+    if not isinstance(model, ServerModel):
+        raise MethodError(
+            f"{type(method).__name__}.server_model returned a {type(model).__name__}; expected "
+            "ServerModel(learner, params, stats). To test another way, define evaluate."
+        )
+    return model
 
 
 class EpisodicMethod(Method[S]):

@@ -39,7 +39,7 @@ from fedshot.evaluation.episodic_test import EpisodicTest, Score, ValidationResu
 from fedshot.evaluation.raw_baselines import raw_baselines
 from fedshot.fleets.asynchronous import Asynchronous
 from fedshot.fleets.attacks import Backdoor
-from fedshot.fleets.client_checks import checked_round
+from fedshot.fleets.client_checks import checked_init, checked_round
 from fedshot.fleets.client_times import Availability, ClockOptions, speeds, times_digest
 from fedshot.fleets.clock import Clock
 from fedshot.fleets.compressing import ClientSide, Compressed
@@ -149,7 +149,7 @@ class Experiment:
         self._aggregation: Aggregation | None = None
         if self.liars is not None or self.config.aggregate != PlainMean():
             self._aggregation = Aggregation(self.config.aggregate, folder)
-        self.server: Tree = self.method.init(prepared.key.at("init"))
+        self.server: Tree = checked_init(self.method, prepared.key.at("init"))
         self.round, self.best_round = 0, 0
         self.baselines: dict[str, Score] = {}  # on the test; set by `result`
         self._best: ValidationResult | None = None

@@ -31,6 +31,7 @@ from fedshot.deploy.flower.node_registry import read_entries
 from fedshot.deploy.flower.server_folder import ServerFolder, make_private_folder
 from fedshot.deploy.flower.setup import Setup
 from fedshot.fleets.attacks import Collusion
+from fedshot.fleets.client_checks import checked_init_client
 from fedshot.fleets.client_times import ClockOptions
 from fedshot.fleets.influence import Influence, NormPolicy
 from fedshot.privacy.differential import ExampleLevel
@@ -142,7 +143,8 @@ def open_experiment(
         deployment.write(folder)  # before any node hears of this session
     operator = operator_of(server_folder)
     setup = Setup.of(deployment.run, prepared)
-    compress, first = prepared.config.compress, prepared.method.init_client(0, prepared.key)
+    compress = prepared.config.compress
+    first = checked_init_client(prepared.method, 0, prepared.key)
     keeps_state = compress.remembers or bool(tree.leaves(first))
     sizes = {}
     if not isinstance(prepared, ServerTestRun):
