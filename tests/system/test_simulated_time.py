@@ -9,6 +9,9 @@ import pytest
 
 from fedshot.core import tree
 from fedshot.core.errors import CheckpointError, ConfigError
+from fedshot.methods.base.fl_proto import FLProto
+from fedshot.methods.registry import METHODS
+from fedshot.protocol.method import Traits
 from fedshot.runs.experiment import Experiment
 from fedshot.use.trained import TrainedRun
 
@@ -146,7 +149,11 @@ def test_one_client_at_a_time_is_a_synchronous_run(tmp_path: Path) -> None:
     [
         (
             {"method": {"name": "fsl_local"}},
-            "'fsl_local', with these options, does more in a round",
+            "'fsl_local', with these options, does more in a round .* of the model\\. Set",
+        ),
+        (
+            {"method": {"name": "own_without_the_trait"}},
+            "does more .*; if it only averages, its traits must say so: .*sends_changes=True",
         ),
         (
             {"method": {"name": "fl_proto"}, "run": {"secure_sums": True}},
@@ -157,8 +164,11 @@ def test_one_client_at_a_time_is_a_synchronous_run(tmp_path: Path) -> None:
     ],
 )
 def test_asynchronous_rounds_are_refused(
-    tmp_path: Path, changes: dict[str, Any], reason: str
+    tmp_path: Path, changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    traits = property(lambda _: Traits())
+    own = type("Own", (FLProto,), {"traits": traits, "__module__": __name__})
+    monkeypatch.setitem(METHODS, "own_without_the_trait", own)
     with pytest.raises(ConfigError, match=f"run.clock.asynchronous is true, and .*{reason}"):
         experiment(tmp_path, clocked(**FEDBUFF), changes)
 

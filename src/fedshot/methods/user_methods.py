@@ -36,7 +36,7 @@ def source(method: str) -> Path | None:
     Raises ConfigError for a method that was not defined in a file, but in a notebook, say.
     """
     made = METHODS.get(method)
-    if made is None or _packaged(made):
+    if made is None or is_packaged(made):
         return None
     file = _file(made)
     if file is None:
@@ -53,7 +53,7 @@ def fingerprint(method: str) -> str:
     The file is read once, so a process that still runs old code also reports the old hash.
     """
     made = METHODS.get(method)
-    return "" if made is None or _packaged(made) else _fingerprint(cast("Hashable", made))
+    return "" if made is None or is_packaged(made) else _fingerprint(cast("Hashable", made))
 
 
 def noted(method: str) -> dict[str, str]:
@@ -156,11 +156,12 @@ def _fingerprint(made: Any) -> str:
 
 def _files() -> dict[str, Path]:
     """Return the file of each user method that has one, by the method's name."""
-    own = {name: made for name, made in METHODS.items() if not _packaged(made)}
+    own = {name: made for name, made in METHODS.items() if not is_packaged(made)}
     return {name: file for name, made in own.items() if (file := _file(made))}
 
 
-def _packaged(made: type[Any]) -> bool:
+def is_packaged(made: type[Any]) -> bool:
+    """Whether a method is one of the package."""
     return made.__module__.startswith("fedshot.")
 
 

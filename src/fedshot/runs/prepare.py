@@ -36,6 +36,7 @@ from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.sent140 import split_users
 from fedshot.evaluation.episodic_test import EpisodicTest, TestOptions
 from fedshot.fleets.attacks import Collusion
+from fedshot.methods.user_methods import is_packaged
 from fedshot.nn.models.cost import step_flops
 from fedshot.nn.models.module_backbone import ModuleBackbone
 from fedshot.privacy.differential import ExampleLevel
@@ -549,9 +550,16 @@ class PreparedRun(FederatedDataset):
     def _check_asynchronous(self) -> None:
         """Raise ConfigError for what asynchronous rounds do not support."""
         traits, name = self.method.traits, self.config.settings["method"]["name"]
+        averages = (
+            ""
+            if traits.gathers is not None or is_packaged(type(self.method))
+            else "; if it only averages, its traits must say so: return replace(super().traits, "
+            "sends_changes=True)"
+        )
         reasons = {
             f"method {name!r}, with these options, does more in a round than average clients' "
-            "changes of the model": not traits.sends_changes or traits.gathers is not None,
+            f"changes of the model{averages}":
+                not traits.sends_changes or traits.gathers is not None,
             f"the clients of {name!r} subtract their own upload from the mean that they receive, "
             "and an asynchronous mean may not contain it": traits.subtracts_own,
             "run.secure_sums is true: a secure sum is that of clients that are asked together":
