@@ -457,6 +457,17 @@ def test_check_stops_where_a_method_does_not_run_and_names_the_line(
 
 
 @pytest.mark.usefixtures("_unregistered")
+def test_check_stops_at_a_state_that_changes_its_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stats = "found[0]._replace(stats={'v': server.theta})"
+    changes = f"found = super().round(server, clients, key); return {stats}, found[1]"
+    assert checked(tmp_path / "mine.py", round=changes) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "test run without errors: Mine.round returned a state in another form: stats/v/" in line
+
+
+@pytest.mark.usefixtures("_unregistered")
 def test_check_refuses_what_is_no_file_of_a_method(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
