@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import fedshot.api.sweeping  # noqa: F401  (before `_as_before`, which drops later imports)
 from fedshot.cli.main import main
 from fedshot.core.errors import ConfigError
 from fedshot.methods import user_methods
@@ -225,6 +226,30 @@ def test_what_cannot_be_loaded_is_named(
         (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=words):
         loaded(monkeypatch, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("fedshot.train(method='mine', out='out')", "fedshot.train"),
+        ("fedshot.sweep(None, {'seed': [1]}, method='mine', out='out')", "fedshot.sweep"),
+        ("import fedshot.cli.main as m; m.main(['methods'])", "fedshot.cli.main.main"),
+    ],
+)
+def test_a_file_that_trains_while_it_is_loaded_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = written(tmp_path / "mine.py")
+    text = file.read_text(encoding="utf-8")
+    file.write_text(f"{text}\n\nimport fedshot\n{call}\n", encoding="utf-8")
+    words = f'mine.py calls {name} at its top level, .* below `if __name__ == "__main__":`'
+    with pytest.raises(ConfigError, match=words):
+        loaded(monkeypatch, file)
+    assert not (tmp_path / "out").exists()
+    file = written(tmp_path / "later.py", "later", f"if __name__ == '__main__':\n    {call}")
+    loaded(monkeypatch, file)
+    user_methods.refuse_while_loading("no longer loading")
 
 
 def test_a_method_without_a_file_cannot_go_to_other_processes() -> None:

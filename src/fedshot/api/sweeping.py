@@ -17,6 +17,7 @@ from fedshot.core.console import tell
 from fedshot.core.errors import ConfigError, as_folder
 from fedshot.core.extras import require
 from fedshot.core.text import percent
+from fedshot.methods.user_methods import refuse_while_loading
 from fedshot.recipes.sweep_runner import Sweep, all_spaces, named_space
 from fedshot.recipes.trials import Space
 from fedshot.reports import plain_text
@@ -159,7 +160,8 @@ def sweep(
 
     Raises:
         ConfigError: a setting or a search space is wrong, there are no validation classes, or
-            `out` holds a sweep of another configuration or of other data.
+            `out` holds a sweep of another configuration or of other data, or a method's file calls
+            `sweep` while it is loaded.
         DataError: the data are missing or too small.
         CheckpointError: the file in `out` that describes the sweep is damaged.
         BusyError: another process trains in `out`.
@@ -172,6 +174,7 @@ def sweep(
         print(found.best)
         ```
     """
+    refuse_while_loading("fedshot.sweep")
     require("reports", "`fedshot.sweep`")
     if data is not None and not (isinstance(data, str) or is_settings(data)):
         raise ConfigError(

@@ -27,6 +27,7 @@ from fedshot.core.text import typed
 from fedshot.data.class_split import random_shares
 from fedshot.data.dataset import Dataset
 from fedshot.evaluation.episodic_test import Score
+from fedshot.methods.user_methods import refuse_while_loading
 from fedshot.runs import run_folder
 from fedshot.runs.experiment import MAY_CHANGE, Experiment
 from fedshot.runs.prepare import PreparedRun, with_modules
@@ -96,7 +97,8 @@ def train(
 
     Raises:
         ConfigError: a setting is unknown or has a wrong value, or `out` holds a run that has
-            trained a round, and `resume` is False.
+            trained a round, and `resume` is False, or a method's file calls `train` while it is
+            loaded.
         DataError: the data are missing or too small.
         CheckpointError: the run in `out` has other settings or other data.
         BusyError: another process trains in `out`.
@@ -108,6 +110,7 @@ def train(
         print(run.result.accuracy)
         ```
     """
+    refuse_while_loading("fedshot.train")
     if tracker:
         check(tracker)
     given, memory = given_settings(data, settings)

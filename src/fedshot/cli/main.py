@@ -62,7 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     The code is 0 for success, 2 for an error, 75 for an error that may not recur, and 130 after an
     interrupt. Without `arguments`, `sys.argv[1:]` is used, and an interrupt ends the process.
+
+    Raises ConfigError if a user's file makes this call while a process loads the file.
     """
+    if own := sys.modules.get("fedshot.methods.user_methods"):
+        own.refuse_while_loading("fedshot.cli.main.main")
     shutdown.asked.clear()
     print_in_any_encoding()
     try:

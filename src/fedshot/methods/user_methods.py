@@ -28,6 +28,7 @@ from fedshot.methods.registry import METHODS
 
 FILES = "FEDSHOT_METHODS"
 _loaded: set[Path] = set()
+_loading: list[Path] = []
 
 
 def source(method: str) -> Path | None:
@@ -134,6 +135,19 @@ def _load(word: str, named_by: str) -> None:
         )
 
 
+def refuse_while_loading(call: str) -> None:
+    """Raise ConfigError if a user's file makes the call `call` while this process loads the file.
+
+    Each process that trains a user's method loads its file, and would repeat the whole script.
+    """
+    if _loading:
+        raise ConfigError(
+            f"{_loading[-1]} calls {call} at its top level, but every process that trains a method "
+            "of this file loads the file. Put the file's calls below "
+            '`if __name__ == "__main__":`.'
+        )
+
+
 def where(error: BaseException, file: Path) -> str:
     """Return ", line N" for the last line of `file` in an error's traceback, or ""."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
@@ -176,6 +190,7 @@ def _run(file: Path, named_by: str) -> None:
         folder, name = folder.parent, f"{folder.name}.{name}"
     name = name.removesuffix(".__init__")
     sys.path[:0] = [str(f) for f in dict.fromkeys((file.parent, folder)) if str(f) not in sys.path]
+    _loading.append(file)
     try:
         if _found(name) == file:
             importlib.import_module(name)
@@ -193,6 +208,8 @@ def _run(file: Path, named_by: str) -> None:
             f"{named_by} names {str(file)!r}, which raises an error{where(error, file)}: "
             f"{type(error).__name__}: {error}."
         ) from error
+    finally:
+        _loading.pop()
 
 
 def _found(name: str) -> Path | None:
