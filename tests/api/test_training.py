@@ -14,6 +14,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import fedshot as fs
+from fedshot.api.training import given_settings
 from fedshot.cli.main import main
 from fedshot.runs.experiment import Experiment
 from fedshot.runs.prepare import PreparedRun
@@ -65,6 +66,30 @@ def test_a_file_gives_the_run_that_the_command_line_gives(tmp_path, small, first
 def test_errors_are_those_of_the_configuration(tmp_path, small, settings, text):
     with pytest.raises(fs.ConfigError, match=text):
         trained(tmp_path / "x", small, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"rounds": 1, "run": {"rounds": 2}}, "run.rounds is 1 by the argument 'rounds', and 2 by"),
+        ({"run": {"rounds": 2}, "rounds": 1}, "run.rounds is 2 by the argument 'run', and 1 by"),
+        ({"shot": 1, "test": {"shot": 5}}, "test.shot is 1 by the argument 'shot', and 5 by"),
+        (
+            {"method.optimizer.lr": 0.1, "method": {"optimizer": {"lr": 0.2}}},
+            r"lr is 0.1 by the argument 'method.optimizer.lr', and 0.2 by 'method'\. Give one",
+        ),
+        ({"data": "digits", "data.name": "texts"}, "data.name is 'texts' by the argument 'data.n"),
+    ],
+)
+def test_two_arguments_that_contradict_each_other_are_refused(settings, text):
+    given = {name: value for name, value in settings.items() if name != "data"}
+    with pytest.raises(fs.ConfigError, match=text):
+        given_settings(settings.get("data"), given)
+
+
+def test_two_arguments_may_set_an_option_to_the_same_value():
+    both = {"method": "fl_proto", "method.name": "fl_proto", "shot": 1, "test": {"shot": 1}}
+    assert given_settings(None, both)[0]["test"] == {"shot": 1}
 
 
 def test_a_method_given_as_the_configuration_is_named():

@@ -64,7 +64,8 @@ def train(
     mapping (`run={"rounds": 10}`). A method or dataset can also be given by name
     (`method="fl_proto"`), and a single option by its key path (`**{"run.rounds": 10}`). `rounds`,
     `clients`, `way`, `shot` and `query` need no section; the last three then apply to training and
-    to the test. `fedshot.options` lists all settings.
+    to the test. Two arguments may not set an option to different values. `fedshot.options` lists
+    all settings.
 
     Data in memory may be anything that `fedshot.as_dataset` takes. If neither the data nor the
     settings (`split`) assign classes to training, validation and test, the classes are assigned at
@@ -247,15 +248,17 @@ def merged_settings(
 def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, Any]:
     """Return the settings from keyword arguments, and `data` if it is in memory, else None.
 
-    Raises ConfigError if an argument looks like a misspelt option.
+    Raises ConfigError if an argument looks like a misspelt option, or if two arguments set one
+    option to different values.
     """
     given: Settings = {}
+    set_by: dict[str, tuple[str, Any]] = {}
     for key, value in settings.items():
         close = difflib.get_close_matches(key, _WITHOUT_SECTION, 1, 0.75)
         if close and key not in _WITHOUT_SECTION and "." not in key:
             raise ConfigError(f"there is no option {key!r}. Did you mean {close[0]!r}?")
         for path in _WITHOUT_SECTION.get(key, (key,)):
-            trees.put(given, path, expand_name(path, plain(value)))
+            _put(given, set_by, key, path, value)
     if isinstance(data, Mapping) and not data:
         raise ConfigError("data is empty; expected a data set, or no `data` for the default.")
     is_name = isinstance(data, str) and data in KINDS["data"][0]
@@ -266,7 +269,7 @@ def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, An
         )
     if data is None or isinstance(data, str) or is_settings(data):
         if data is not None:
-            trees.put(given, "data", expand_name("data", plain(data)))
+            _put(given, set_by, "data", "data", data)
         return expand_names(given), None
     if "data" in given:
         raise ConfigError(
@@ -274,6 +277,26 @@ def given_settings(data: Any, settings: Mapping[str, Any]) -> tuple[Settings, An
             "memory. Pass fedshot.as_dataset(data, ...), which has options of its own."
         )
     return expand_names(given), data
+
+
+def _put(
+    given: Settings, set_by: dict[str, tuple[str, Any]], argument: str, path: str, value: Any
+) -> None:
+    """Set an argument's value at a key path of `given`, unless another argument contradicts it.
+
+    `set_by` has the argument and the value of each option that is set, and is updated.
+    """
+    value = expand_name(path, plain(value))
+    own: Settings = {}
+    trees.put(own, path, value)
+    for at, new in trees.flat(expand_names(own)):
+        other, old = set_by.setdefault(at, (argument, new))
+        if old != new:
+            raise ConfigError(
+                f"{at} is {old!r} by the argument {other!r}, and {new!r} by {argument!r}. Give one "
+                "value."
+            )
+    trees.put(given, path, value)
 
 
 def is_settings(data: Any) -> bool:
