@@ -51,8 +51,9 @@ def test_a_module_from_python_is_trained_and_asked_for_again(tmp_path: Path) -> 
     wanted = run.classifier().fit(x[:4], [0, 1, 0, 1]).predict_proba(x)
     again = fs.FewShotClassifier(out, backbone=conv4).fit(x[:4], [0, 1, 0, 1])
     np.testing.assert_array_equal(again.predict_proba(x), wanted)
-    with pytest.raises(ConfigError, match="Pass it again in Python, as backbone=module"):
+    with pytest.raises(ConfigError, match=r"fedshot\.open_run\(folder, backbone=module\), or"):
         _ = fs.open_run(out).classifier()
+    assert 0 <= fs.open_run(out, backbone=net).evaluate(episodes=4).accuracy <= 1
     with pytest.raises(ConfigError, match="another module than this run's"):
         fs.FewShotClassifier(out, backbone=Conv4Module(5)).fit(x[:4], [0, 1, 0, 1])
     with pytest.raises(ConfigError, match=r"a backbone was passed, and model.backbone is a MLP"):

@@ -80,7 +80,8 @@ class UserModule:
             known = f", SHA-256 {digest}" if digest else ""
             raise ConfigError(
                 f"{self.option} was a module passed in Python{known}, which no file contains. "
-                f"Pass it again in Python, as {self.argument}=module, or set {self.option}.factory."
+                f"Pass it again in Python, as in fedshot.open_run(folder, {self.argument}=module), "
+                f"or set {self.option}.factory."
             )
         where, colon, name = self.factory.partition(":")
         if not colon or not all(word.isidentifier() for word in [*where.split("."), name]):
