@@ -256,6 +256,18 @@ def test_what_cannot_be_measured_is_told(folder: Path, tmp_path: Path) -> None:
         measure(TrainedRun(tmp_path / "run"))
 
 
+def test_with_two_validation_classes_the_fix_is_a_run_with_three(tmp_path: Path) -> None:
+    split = {"base": ["0-5"], "validation": ["6", "7"], "novel": ["8", "9"]}
+    finished(tmp_path / "run", PROTO, {"split": split, "test": {"way": 2}, "run": {"rounds": 1}})
+    run = TrainedRun(tmp_path / "run")
+    needed = r"at least three.* \(split\.validation\)"
+    with pytest.raises(ConfigError, match=rf"way is 3, .* 2 validation .*; expected 2\..*{needed}"):
+        measure(run, way=3)
+    found = measure(run, episodes=8)
+    with pytest.raises(ConfigError, match=rf"only 2 validation classes\. Thresholds .*{needed}"):
+        found.at(0.05)
+
+
 def test_a_measurement_of_another_round_or_a_damaged_one_is_not_used(tmp_path: Path) -> None:
     made = finished(tmp_path / "run", PROTO, {"test": {"way": 2}, "run": {"rounds": 1}})
     data = made.prepared.dataset

@@ -67,7 +67,7 @@ class Calibration:
         if not self.unknown:
             raise ConfigError(
                 f"accept_unknown is {accept_unknown}, but no thresholds were measured, because "
-                f"there are only {self.way} validation classes. Calibrate with a smaller way."
+                f"there are only {self.way} validation classes. {self._fix_for_thresholds}"
             )
         if not fit or not accept_unknown < 1:
             shown = ", ".join(str(one.asked) for one in self.unknown)
@@ -76,6 +76,12 @@ class Calibration:
                 f" and below 1. Measured: {shown}."
             )
         return fit[-1]
+
+    @property
+    def _fix_for_thresholds(self) -> str:
+        if self.way > 2:
+            return "Calibrate with a smaller way."
+        return "Thresholds need a run with at least three (split.validation)."
 
     def accepts(self, logits: Tensor, accept_unknown: float) -> Tensor:
         """Return whether the example of each row of logits is accepted as known, bool [n]."""

@@ -75,10 +75,7 @@ def measure(
             "classes are for the test alone. Train with split.validation."
         )
     if way > len(classes) or way < 2:
-        raise ConfigError(
-            f"way is {way}, but there are {len(classes)} validation classes; expected 2 to "
-            f"{len(classes)}. Choose another way."
-        )
+        raise ConfigError(_wrong_way(way, len(classes)))
     most = run.method.traits.max_test_way
     if most is not None and way > most:
         raise ConfigError(
@@ -113,6 +110,24 @@ def measure(
         ece_before=expected_calibration_error(before, y),
         ece_after=expected_calibration_error(after, y),
         **thresholds(labelled, heat),
+    )
+
+
+def _wrong_way(way: int, classes: int) -> str:
+    """Return the error message for a way that the number of validation classes does not allow."""
+    if classes > 2:
+        return (
+            f"way is {way}, but there are {classes} validation classes; expected 2 to {classes}. "
+            "Choose another way."
+        )
+    if classes == 2:
+        return (
+            f"way is {way}, but there are 2 validation classes; expected 2. Another way needs a "
+            "run with at least three validation classes (split.validation)."
+        )
+    return (
+        f"{classes} validation class is too few to measure confidence on; expected at least two, "
+        "or three to refuse examples of no class. Train with more of them (split.validation)."
     )
 
 
