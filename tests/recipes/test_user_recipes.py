@@ -10,6 +10,7 @@ import pytest
 
 from fedshot.config import settings as trees
 from fedshot.config.load import Config
+from fedshot.config.settings import parse
 from fedshot.core.errors import ConfigError
 from fedshot.recipes import plots, timing
 from fedshot.recipes.index import load, names
@@ -39,6 +40,9 @@ rows:
 tune: {method.optimizer.lr: {log: [0.0001, 0.01]}}
 budgets: {quick: {exchanges: 4}, long: {exchanges: 40}}
 """
+
+
+CHOICE = {"choice": [1, 2]}
 
 
 def tuned(place: str, space: Any) -> Any:
@@ -97,6 +101,7 @@ def test_rows_of_a_folder_of_results_join_the_recipe(tmp_path: Path) -> None:
         (tuned("seed", {"choice": [1]}), "sets seed; a row may"),
         (tuned("method.rounds", [1]), "tune is {'method.rounds': [1]}; expected options"),
         (tuned("method.lr", {"log": [0, 1]}), "method.lr is {'log': [0, 1]}; expected {log"),
+        (tuned("method.inner_lr", {"log": [0.1, 1]}), "row mine, tune: 'method.inner_lr' belongs"),
     ],
 )
 def test_rows_that_cannot_be_are_refused(rows: Any, words: str) -> None:
@@ -230,6 +235,11 @@ def test_fedshots_own_recipes_are_not_taken_the_place_of(tmp_path: Path) -> None
         ("  data: {name", "  seed: 7\n  data: {name", "sets seed, which differs between runs"),
         ("five: {settings: {", "five: {settings: {name: x, ", "column five sets name"),
         ("method.optimizer.lr: {", "run.cohort: {", "tune sets run.cohort; a row may set"),
+        (
+            "method.optimizer.lr: {",
+            "method.optimiser.lr: {",
+            "recipe t, tune: there is no option 'method.optimiser.lr'. Did you mean 'method.optimi",
+        ),
         ("method.optimizer.lr: {", "method: {", "would search for method, but a row is one"),
         (
             "proto: {settings: {method: fl_proto}}",
@@ -265,6 +275,14 @@ def test_a_table_that_cannot_be_is_refused(old: str, new: str, words: str, tmp_p
     with pytest.raises(ConfigError) as refused:
         load("t", tmp_path)
     assert words in str(refused.value)
+
+
+def test_a_tuned_option_may_be_of_one_row_or_of_a_method_that_is_not_loaded() -> None:
+    tree = parse(TABLE.replace("method.optimizer.lr", "method.inner_lr"), origin="t")
+    tree["rows"]["frl"] = {"settings": {"method": "frl"}}
+    assert list(read("t", tree).tune) == ["method.inner_lr"]
+    tree["rows"] = {"own": {"settings": {"method": "not_loaded"}, "tune": {"method.x": CHOICE}}}
+    assert list(read("t", tree).rows) == ["own"]
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,26 @@ def difference(
     return "; ".join(changed) or None
 
 
+def lacks(settings: Settings, path: str) -> str:
+    """Return the error message for an option that the settings do not have; "" if they have it.
+
+    A part of an option, or a section of options, counts as one. The options of a component that
+    this process has not loaded are unknown, and count as present.
+    """
+    names = {
+        section: str(trees.at(settings, f"{section}.name") or default)
+        for section, (_, default) in KINDS.items()
+    }
+    own = {section: name for section, name in names.items() if f"{path}.".startswith(f"{section}.")}
+    if any(name not in KINDS[section][0] for section, name in own.items()):
+        return ""
+    has = any(
+        f"{path}.".startswith(f"{one.path}.") or f"{one.path}.".startswith(f"{path}.")
+        for one in _options_in(settings)
+    )
+    return "" if has else unknown_option(path, names)
+
+
 def _options_in(settings: Settings) -> tuple[Option, ...]:
     """Return the options of all sections, and of the components that the settings choose."""
     found = []

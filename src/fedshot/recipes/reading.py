@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fedshot.config import settings as trees
 from fedshot.config.registry import KINDS as COMPONENTS
-from fedshot.config.registry import expand_name, expand_names, layered
+from fedshot.config.registry import expand_name, expand_names, lacks, layered
 from fedshot.core.errors import ConfigError, nearest
 from fedshot.core.records import Finite
 from fedshot.recipes.recipe import (
@@ -281,6 +281,7 @@ def _check(recipe: Recipe) -> None:
         raise ConfigError(f"{what} is a curve; every column needs an x.")
     for row in recipe.rows.values():
         _check_row(recipe, row)
+    _check_tuned(recipe)
     _check_budgets(recipe)
 
 
@@ -327,6 +328,21 @@ def _check_row(recipe: Recipe, row: Row) -> None:
             f"recipe {recipe.name} is a sweep, and row {row.key} has no at; expected an axis and "
             "a number, or several."
         )
+
+
+def _check_tuned(recipe: Recipe) -> None:
+    """Raise ConfigError for a tuned option that no row has, or that a row tunes and lacks."""
+    column = next(iter(recipe.columns.values()), None)
+    over = column.settings if column else {}
+    rows = {key: layered(recipe.settings, over, row.settings) for key, row in recipe.rows.items()}
+    for place in recipe.tune:
+        faults = [lacks(settings, place) for settings in rows.values()]
+        if faults and all(faults):
+            raise ConfigError(f"recipe {recipe.name}, tune: {faults[0]}")
+    for key, row in recipe.rows.items():
+        for place in row.tune:
+            if fault := lacks(rows[key], place):
+                raise ConfigError(f"recipe {recipe.name}, row {key}, tune: {fault}")
 
 
 def _overlap(a: str, b: str) -> bool:
