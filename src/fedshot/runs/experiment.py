@@ -34,6 +34,7 @@ from fedshot.core.locks import Lock
 from fedshot.core.machine import keep_freed_memory
 from fedshot.core.text import count, joined, named_client
 from fedshot.core.tree import Tree
+from fedshot.data.sources.in_memory import InMemory
 from fedshot.evaluation.backdoor_test import TriggeredEpisodes, success_rate
 from fedshot.evaluation.episodic_test import EpisodicTest, Score, ValidationResult, score
 from fedshot.evaluation.raw_baselines import raw_baselines
@@ -676,6 +677,14 @@ def check_belongs(
 
     With `any_device`, `run.device` may differ.
     """
+    held, data = notes["config"]["data"], config.settings["data"]
+    digests = held.get("digest"), data.get("digest")
+    if isinstance(config.data, InMemory) and all(digests) and len({*digests}) == 2:
+        raise CheckpointError(
+            f"the data in memory are not those that {folder} was started on, or are in another "
+            f"order: their SHA-256 was {digests[0][:12]}, is {digests[1][:12]}. Pass the run's "
+            "data, or start a new run under another name."
+        )
     may_differ = (*MAY_CHANGE, "run.device") if any_device else MAY_CHANGE
     changed = difference(notes["config"], config.settings, except_for=may_differ)
     if changed:
