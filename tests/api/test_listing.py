@@ -34,6 +34,8 @@ def test_options_are_found_by_the_name_of_a_kind_and_by_key_path():
     assert "conv4" in fs.options("model.backbone").names
     with pytest.raises(fs.ConfigError, match="Did you mean 'fl_proto'"):
         fs.options("fl_prot")
+    with pytest.raises(fs.ConfigError, match="Did you mean 'run' or 'krum'"):
+        fs.options("rum")
     with pytest.raises(fs.ConfigError, match="there is no method 'x'"):
         fs.options("method", "x")
 

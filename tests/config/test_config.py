@@ -276,6 +276,12 @@ def test_a_slip_in_the_file_is_not_dropped_with_the_other_kind() -> None:
         (["--run.rounds", "null"], ["run.rounds is null; expected a whole number of at least 1."]),
         (["--run.rounds", "{a: 1}"], ["run.rounds is {'a': 1}", "no options below it"]),
         (["--run", "5"], ["run is 5; expected keys and values below it: run.allocator,"]),
+        (["--method.optimizer", "adamw"], ["Set method.optimizer.name. Valid: sgd, adam."]),
+        (
+            ["--method.optimizer.learning_rate", "1"],
+            ["'method.optimizer.learning_rate'. Valid: method.optimizer.lr,"],
+        ),
+        (["--method.optimizer.lrr", "1"], ["Did you mean 'method.optimizer.lr'?"]),
         (["--foo", "{}"], ["there is no option 'foo'"]),
         (["--method.optimizer.name", "adm"], ["Did you mean 'adam'? Valid: adam, sgd."]),
         (["--method", "{name: [fl_proto]}"], ["method.name is ['fl_proto']", "fl_proto"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from fedshot.config.registry import KINDS
 from fedshot.core.errors import ConfigError, nearest
 from fedshot.core.extras import require
 from fedshot.core.ranges import words
-from fedshot.core.text import printable
+from fedshot.core.text import joined, printable
 from fedshot.data.files.places import data_folder
 from fedshot.data.sources.in_memory import InMemory
 from fedshot.data.sources.publishers import PUBLISHERS
@@ -163,8 +164,15 @@ def options(place: str, name: str | None = None) -> Listing:
     if name is None and owners:
         place, name = owners[0], place
     elif name is None and place not in option_help.PATHS:
-        every = {*option_help.PATHS, *(kind for kinds, _ in KINDS.values() for kind in kinds)}
-        raise ConfigError(f"there are no options of {place!r}. {nearest(place, every)}")
+        components = {kind for kinds, _ in KINDS.values() for kind in kinds}
+        near = [close[0] for words in (option_help.PATHS, components)
+                if (close := difflib.get_close_matches(place, words, 1))]  # fmt: skip
+        fix = (
+            f"Did you mean {joined([repr(word) for word in near], 'or')}?"
+            if near
+            else (nearest(place, {*option_help.PATHS, *components}))
+        )
+        raise ConfigError(f"there are no options of {place!r}. {fix}")
     return Listing([
         {"option": option.path, "default": MUST_BE_GIVEN if option.required else option.default,
          "takes": words(option.hint), "meaning": option.description}

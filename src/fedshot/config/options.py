@@ -165,7 +165,7 @@ def nearest_options(path: str, valid: Collection[str]) -> str:
             listed = f" Valid: {', '.join(sorted(section))}." if len(section) <= 20 else ""
             return f"Did you mean {joined([repr(one) for one in same[:4]], 'or')}?{listed}"
         if section and above:
-            return nearest(path, section)
+            return nearest(path, section, f"{above}.")
     return nearest(path, {*valid, *sections})
 
 

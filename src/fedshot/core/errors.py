@@ -150,10 +150,14 @@ def brief(value: Any) -> str:
     return text if short else f"a {type(value).__name__}"
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return a sentence with the word closest to `name`, and all of `valid` if they are few."""
+def nearest(name: str, valid: Iterable[str], prefix: str = "") -> str:
+    """Return a sentence with the word closest to `name`, and all of `valid` if they are few.
+
+    All words begin with `prefix`, which does not count towards how close they are.
+    """
     options = sorted(valid)
-    close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    hint = f"Did you mean {close[0]!r}?" if close else ""
+    words = [option.removeprefix(prefix) for option in options]
+    close = difflib.get_close_matches(name.removeprefix(prefix), words, n=1, cutoff=0.5)
+    hint = f"Did you mean {prefix + close[0]!r}?" if close else ""
     listed = "" if close and len(options) > FEW else f"Valid: {', '.join(options)}."
     return f"{hint} {listed}".strip()
