@@ -21,6 +21,8 @@ def test_a_comparison_has_the_numbers_of_the_command(first, second, capsys):
     table = found.to_pandas().set_index("label")
     assert table["difference"]["second"] == pytest.approx(difference)
     assert table["paired"]["second"]
+    assert table["remark"].tolist() == [row["remark"] for row in found.to_json()["rows"]]
+    assert table["remark"]["first"]
     assert table["baseline"].tolist() == [False, False, True]
 
 

@@ -17,6 +17,7 @@ from fedshot.core.errors import ConfigError, as_path
 from fedshot.core.text import joined, printable
 from fedshot.recipes import results
 from fedshot.reports.significance import incomparable
+from fedshot.reports.table import remark
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +48,8 @@ class Comparison:
         `difference_interval` the half-width of its 95 % interval. `outcome` says whether the first
         row is "above" or "below" this row; it is "unclear" if the interval includes zero. All three
         are None for the first row, for baselines, and for rows with other data or another test.
+        `remark` warns of a row that does not beat the best baseline, or whose test episodes or
+        training differ from those of the first row; it is "" for any other.
         """
         held = {id(found.other): found for found, apart in self.differences if not apart}
         names = ("accuracy", "interval", "episodes", "seeds", "bytes_down", "bytes_up", "seconds")
@@ -55,7 +58,7 @@ class Comparison:
              "difference": found and found.difference,
              "difference_interval": found and found.interval,
              "outcome": found and found.outcome, "paired": found and found.paired,
-             "baseline": row.baseline, "note": row.note}
+             "baseline": row.baseline, "remark": remark(row, self.rows), "note": row.note}
             for row in self.rows for found in [held.get(id(row))]
         ])  # fmt: skip
 

@@ -20,7 +20,7 @@ from fedshot.core.errors import ConfigError, DataError
 from fedshot.core.extras import require
 from fedshot.core.regular_files import real_path
 from fedshot.core.text import count, other_kinds, typed
-from fedshot.use.calibration import Calibration, store
+from fedshot.use.calibration import store
 from fedshot.use.card import card_facts
 from fedshot.use.classifier import FewShotClassifier
 from fedshot.use.exporting import export
@@ -29,11 +29,6 @@ from fedshot.use.measuring import measure
 from fedshot.use.trained import TrainedRun
 
 _TOLD = 20  # maximum number of skipped files named on the terminal
-_ENDS = {
-    "": "",
-    "cold": ": not fitted. All predictions are right, so the best temperature is 0",
-    "hot": ": not fitted. Predictions are no better than chance, so the best one is infinite",
-}
 
 
 def predict(options: argparse.Namespace) -> int:
@@ -111,43 +106,10 @@ def calibrate(options: argparse.Namespace) -> int:
     if options.json:
         say(json.dumps(asdict(found)))
         return 0
-    for line in calibration_lines(found):
-        say(line)
+    say(str(found))
     if not options.quiet:
         tell(f"wrote {path}")
     return 0
-
-
-def calibration_lines(found: Calibration) -> list[str]:
-    """Return the lines of text that describe a calibration."""
-    images = "other images" if found.apart else "the same images, as there are too few"
-    lines = [
-        f"{found.way}-way {found.shot}-shot, {found.episodes} episodes of the validation classes, "
-        f"half to fit and half to measure on {images}: accuracy {100 * found.accuracy:.2f} %",
-        f"temperature {found.temperature:.4g}{_ENDS[found.end]}",
-        f"expected calibration error {100 * found.ece_before:.2f} % before, "
-        f"{100 * found.ece_after:.2f} % after{_between(found.ece_interval)}",
-    ]
-    if found.auroc is not None:
-        lines.append(
-            f"examples of other classes are detected by their largest {found.signal}: it is lower "
-            f"than for examples of these classes in {100 * found.auroc:.1f} % of pairs (AUROC)"
-        )
-    lines += [
-        f"none of these at {100 * one.asked:g} %: accepts {100 * one.false_accept:.1f} % of "
-        f"examples of other classes{_between(one.interval)}, rejects "
-        f"{100 * one.false_reject:.1f} % of examples of these classes"
-        for one in found.unknown
-    ]
-    if not found.unknown:
-        lines.append("none of these: not measured, since each episode has all validation classes")
-    elif found.unknown[0].interval is not None:
-        lines.append("intervals: 95 %, by bootstrap over episodes; exact binomial for 0 or 100 %")
-    return lines
-
-
-def _between(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
 
 
 def export_run(options: argparse.Namespace) -> int:

@@ -21,6 +21,11 @@ from fedshot.use.confidence import End, Interval, Signal, Unknown, signals
 from fedshot.use.trained import TrainedRun
 
 FILE = "calibration.json"
+_ENDS = {
+    "": "",
+    "cold": ": not fitted. All predictions are right, so the best temperature is 0",
+    "hot": ": not fitted. Predictions are no better than chance, so the best one is infinite",
+}
 
 
 class CalibrationWarning(UserWarning):
@@ -77,6 +82,37 @@ class Calibration:
             )
         return fit[-1]
 
+    def __str__(self) -> str:
+        images = "other images" if self.apart else "the same images, as there are too few"
+        lines = [
+            f"{self.way}-way {self.shot}-shot, {self.episodes} episodes of the validation classes, "
+            f"half to fit and half to measure on {images}: accuracy {100 * self.accuracy:.2f} %",
+            f"temperature {self.temperature:.4g}{_ENDS[self.end]}",
+            f"expected calibration error {100 * self.ece_before:.2f} % before, "
+            f"{100 * self.ece_after:.2f} % after{_between(self.ece_interval)}",
+        ]
+        if self.auroc is not None:
+            lines.append(
+                f"examples of other classes are detected by their largest {self.signal}: it is "
+                f"lower than for examples of these classes in {100 * self.auroc:.1f} % of pairs "
+                "(AUROC)"
+            )
+        lines += [
+            f"none of these at {100 * one.asked:g} %: accepts {100 * one.false_accept:.1f} % of "
+            f"examples of other classes{_between(one.interval)}, rejects "
+            f"{100 * one.false_reject:.1f} % of examples of these classes"
+            for one in self.unknown
+        ]
+        if not self.unknown:
+            lines.append(
+                "none of these: not measured, since each episode has all validation classes"
+            )
+        elif self.unknown[0].interval is not None:
+            lines.append(
+                "intervals: 95 %, by bootstrap over episodes; exact binomial for 0 or 100 %"
+            )
+        return "\n".join(lines)
+
     @property
     def _fix_for_thresholds(self) -> str:
         if self.way > 2:
@@ -87,6 +123,10 @@ class Calibration:
         """Return whether the example of each row of logits is accepted as known, bool [n]."""
         signal = signals(logits, self.temperature)[self.signal]
         return signal >= self.at(accept_unknown).threshold
+
+
+def _between(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
 
 
 class _Entries(TypedDict):
