@@ -106,7 +106,8 @@ def calibrate(options: argparse.Namespace) -> int:
     if options.json:
         say(json.dumps(asdict(found)))
         return 0
-    say(str(found))
+    for line in str(found).splitlines():
+        say(line)
     if not options.quiet:
         tell(f"wrote {path}")
     return 0

@@ -218,9 +218,9 @@ def _refusal(
         if errors[i]["type"] in ("extra_forbidden", "invalid_key"):
             return unknown_option(next(flat({at: value}))[0], names)
         below = ", ".join(sorted(one for one in hints if one.startswith(f"{at}.")))
-        names = hints.get(f"{at}.name")
-        if isinstance(value, str) and get_origin(names) is Literal:
-            return f"{at} is {value!r}. Set {at}.name. Valid: {', '.join(get_args(names))}."
+        kind = hints.get(f"{at}.name")
+        if isinstance(value, str) and get_origin(kind) is Literal:
+            return f"{at} is {value!r}. Set {at}.name. Valid: {', '.join(get_args(kind))}."
         return f"{at} is {value!r}; expected keys and values below it: {below}."
     if get_origin(hints[at]) is Literal and isinstance(value, str):
         return f"{at} is {shown(value)}. {nearest(value, map(str, get_args(hints[at])))}"
