@@ -324,12 +324,14 @@ def test_marks_tell_subsets_clients_and_troubles(tmp_path: Path) -> None:
         clients=[3, 4],
         made=[made("0123+")],
         faults=2,
+        round=0,
     )
     told["test"]["transductive"] = True
     result = Results(tmp_path).add(cell, "paper", None, 0, told)
     assert marks(cell, result) == [
         "data: 700 of 1,797 examples",
         "3 of 4 clients can form an episode",
+        "round 0 (before training)",
         "transductive: predictions may depend on other queries",
         "2 replies rejected or lost",
         "trained with code that was not committed",

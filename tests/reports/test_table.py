@@ -83,6 +83,19 @@ def test_the_note_gives_the_standard_deviation_over_seeds():
     assert row.note == "std over seeds 14.14 points"  # of 0.5 and 0.7
 
 
+def test_the_note_says_for_how_many_seeds_the_untrained_model_was_tested():
+    runs = [run((0.4, 0.6), seed) for seed in range(3)]
+    for one, round in zip(runs, (0, 2, 0), strict=True):
+        assert one.result is not None
+        one.result["round"] = round
+    note = ComparisonRow.of_runs("a", runs).note
+    assert note.startswith("round 0 (before training) for 2 of 3 seeds; ")
+    assert ComparisonRow.of_runs("a", runs[:1]).note == "round 0 (before training)"
+    assert ComparisonRow.of_runs("a", runs[1:2]).note == ""
+    runs[0].settings["run"] = {"rounds": 0}  # no training was asked for
+    assert ComparisonRow.of_runs("a", runs[:1]).note == ""
+
+
 def test_the_order_of_seeds_does_not_matter():
     runs = [run((0.1, 0.5, 0.6), s) for s in range(3)]
     assert ComparisonRow.of_runs("a", runs) == ComparisonRow.of_runs("a", runs[::-1])

@@ -21,6 +21,7 @@ from fedshot.methods.user_methods import FILES
 from fedshot.recipes.provenance import kinds, versions
 from fedshot.recipes.recipe import Cell
 from fedshot.recipes.results import CellResult, split
+from fedshot.reports.significance import untrained
 from fedshot.runs.prepare import PreparedRun, data_digest, read_examples
 
 _NOT_COMPARED = ("name", "seed", "run.rounds", "run.threads", "run.validate_every")
@@ -118,6 +119,7 @@ def marks(
         total = sum(one["test"][name] for one in every)
         if total:
             found.append(f"{total} {text}")
+    found += untrained([one["round"] for one in every if one["rounds"]])
     if any(one["test"]["transductive"] for one in every):
         found.append("transductive: predictions may depend on other queries")
     for name, text in (("followed", "whose rounds are the same"),

@@ -20,6 +20,7 @@ from fedshot.reports.curves import mean_over_seeds
 from fedshot.reports.figures import FigureBlock
 from fedshot.reports.markup import render
 from fedshot.reports.page import scripts
+from fedshot.reports.significance import untrained
 from fedshot.reports.table import add_row, grid
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
@@ -169,11 +170,8 @@ def _state(point: Point, *, is_chosen: bool) -> str:
                          for seed, (round, rounds) in sorted(point.running.items()))  # fmt: skip
     if point.diverged:
         return f"diverged: {printable(point.diverged)}"
-    untrained = sum(one["round"] == 0 for one in point.trials)
-    n = len(point.trials)
     found = ["chosen"] if is_chosen else [] if point.trials else ["waiting"]
-    found += [f"round 0 (before training) for {untrained} of {count(n, 'seed')}"] * bool(untrained)
-    return "; ".join(found)
+    return "; ".join([*found, *untrained([one["round"] for one in point.trials])])
 
 
 def _cells(row: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[Any, str]]:

@@ -9,10 +9,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fedshot.core.errors import ConfigError
-from fedshot.core.text import points, printable, signed
+from fedshot.core.text import count, points, printable, signed
 from fedshot.evaluation.episodic_test import Score, half_width, quantile
 from fedshot.reports.run_files import Run
 from fedshot.runs.test_protocol import TestProtocol, alike
+
+
+def untrained(rounds: Sequence[int]) -> list[str]:
+    """Return a note on the seeds whose tested model is that before training; [] if none is.
+
+    `rounds` are the rounds whose models were tested, one for each seed.
+    """
+    n = sum(round == 0 for round in rounds)
+    of = f" for {n} of {count(len(rounds), 'seed')}" if len(rounds) > 1 else ""
+    return [f"round 0 (before training){of}"] if n else []
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,8 @@ class ComparisonRow:
         _check_seeds(label, runs)
         spent = [(run.bytes("down"), run.bytes("up"), run.seconds) for run in runs]
         tested = alike([run.tested for run in runs])
-        row = cls.of_tests(label, [run.test for run in runs], spent, tested)
+        rounds = [run.result.get("round", 1) for run in runs if run.result and run.planned]
+        row = cls.of_tests(label, [run.test for run in runs], spent, tested, rounds)
         return replace(row, conditions=runs[0].conditions)
 
     @classmethod
@@ -71,6 +82,7 @@ class ComparisonRow:
         tests: Sequence[Mapping[str, Any]],
         spent: Sequence[tuple[int, int, float]],
         tested: TestProtocol,
+        rounds: Sequence[int] = (),
     ) -> ComparisonRow:
         """Return the row of a method, given its scores on one test, one for each seed.
 
@@ -79,8 +91,9 @@ class ComparisonRow:
             tests: the scores, as returned by `Score.to_json`.
             spent: bytes down, bytes up and seconds of each training run.
             tested: the protocol of the test.
+            rounds: the round whose model was tested, of each training run.
         """
-        notes = list(tested.marks)
+        notes = [*tested.marks, *untrained(rounds)]
         notes += ["transductive"] if any(t.get("transductive") for t in tests) else []
         if len(tests) > 1:
             spread = statistics.stdev(t["accuracy"] for t in tests)
