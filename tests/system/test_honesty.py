@@ -208,7 +208,7 @@ def finished_honestly(tmp_path: Path) -> Path:
     made.result()
     told = json.loads((tmp_path / "honest" / "result.json").read_text())
     assert (told["chosen_by"], "not_honest" in told) == ("validation", False)
-    assert ComparisonRow.of_runs("a", [Run.read(tmp_path / "honest")]).note == ""
+    assert TOLD[0] not in ComparisonRow.of_runs("a", [Run.read(tmp_path / "honest")]).note
     return tmp_path / "honest"
 
 
