@@ -243,7 +243,7 @@ def test_a_file_that_trains_while_it_is_loaded_is_refused(
     file = written(tmp_path / "mine.py")
     text = file.read_text(encoding="utf-8")
     file.write_text(f"{text}\n\nimport fedshot\n{call}\n", encoding="utf-8")
-    words = f'mine.py calls {name} at its top level, .* below `if __name__ == "__main__":`'
+    words = f'mine.py calls {name} while it is loaded, .* below `if __name__ == "__main__":`'
     with pytest.raises(ConfigError, match=words):
         loaded(monkeypatch, file)
     assert not (tmp_path / "out").exists()

@@ -51,8 +51,7 @@ def test_more_dishonest_clients_than_an_aggregation_is_made_for_are_announced(
     attack = PROTO["attack"] | {"clients": [0, 1, 2]}
     found = experiment(tmp_path, PROTO | {"attack": attack}).notices()
     assert found[-1] == (
-        "aggregate.fraction is 0.2, and 0.5 of the clients are dishonest: "
-        "more than the aggregation is made for."
+        "3 of 6 clients are dishonest; with aggregate.fraction 0.2 the aggregation is made for 1."
     )
     assert "made for" not in " ".join(experiment(tmp_path / "one", PROTO).notices())
 

@@ -297,6 +297,15 @@ def test_a_function_that_returns_something_else_is_named(
         start(method, tmp_path)
 
 
+def test_a_server_model_that_fails_for_the_first_state_is_named(tmp_path: Path) -> None:
+    class Singular(FLProto):
+        def server_model(self, server: Any) -> Any:
+            torch.linalg.inv(torch.zeros(2, 2))
+
+    with pytest.raises(MethodError, match=r"Singular\.server_model fails for the state that init"):
+        start(Singular(BODY, EPISODE, local_steps=1), tmp_path)
+
+
 @pytest.mark.parametrize("fault", ["adds", "a tree", "random"])
 def test_the_vectorised_fleet_checks_the_same(fault: str, tmp_path: Path) -> None:
     method = type("Faulty", (Breaking,), {"fault": fault})(BODY, EPISODE, local_steps=1)

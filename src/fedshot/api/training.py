@@ -291,7 +291,7 @@ def _put(
     trees.put(own, path, value)
     for at, new in trees.flat(expand_names(own)):
         other, old = set_by.setdefault(at, (argument, new))
-        if old != new:
+        if old is not new and old != new:  # NaN does not equal itself
             raise ConfigError(
                 f"{at} is {old!r} by the argument {other!r}, and {new!r} by {argument!r}. Give one "
                 "value."

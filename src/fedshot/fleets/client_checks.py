@@ -111,11 +111,18 @@ def check_reply(name: str, reply: Any) -> None:
 def checked_init(method: Method[Any], key: Key) -> Tree:
     """Return the server's first state.
 
-    Raises MethodError if it is not a tree, or if `server_model` is needed and makes no model of it.
+    Raises MethodError if it is not a tree, or if `server_model` is needed and fails for it or makes
+    no model of it.
     """
     server = _checked_state(f"{type(method).__name__}.init", method.init(key))
     if type(method).evaluate is Method.evaluate:
-        checked_server_model(method, server)
+        try:
+            checked_server_model(method, server)
+        except (ArithmeticError, RuntimeError) as error:
+            raise MethodError(
+                f"{type(method).__name__}.server_model fails for the state that init returned: "
+                f"{error}. It must make a model of it, which is evaluated before training."
+            ) from error
     return server
 
 

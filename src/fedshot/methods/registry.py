@@ -55,6 +55,9 @@ def register(method: M) -> M:
     return method
 
 
+_SIMPLE = ("bool", "int", "float", "str", "tuple")  # types of options that can be shown as they are
+
+
 def check_traits(method: Method[Any]) -> None:
     """Raise MethodError unless a method's `traits` are `Traits`."""
     found: Any = method.traits
@@ -74,9 +77,11 @@ def _check_members(method: type[Any]) -> None:
         is_constant = one in known - options
         is_data = not (callable(value) or hasattr(value, "__get__"))
         if is_data and not (one.startswith("_") or one in own or is_constant):
+            kind = type(value).__name__
+            option = f"`{one}: {kind} = ...`, or " if kind in _SIMPLE else ""
             raise ConfigError(
-                f"{name}.{one} has no type, so it is no option. Write `{one}: "
-                f"{type(value).__name__} = ...`, or `{one}: ClassVar = ...` for a constant."
+                f"{name}.{one} has no type, so it is no option. Write {option}"
+                f"`{one}: ClassVar = ...` for a constant."
             )
     functions = (FunctionType, property, cached_property, classmethod, staticmethod)
     for one in sorted(options):
@@ -86,5 +91,5 @@ def _check_members(method: type[Any]) -> None:
                 f"{name}.{one} is an option, and also a function or property of the class. Give "
                 "the option another name."
             )
-    if not isinstance(getattr_static(method, "traits"), property):
+    if isinstance(getattr_static(method, "traits"), FunctionType):
         raise ConfigError(f"{name}.traits is not a property. Put @property above it.")

@@ -142,8 +142,8 @@ def refuse_while_loading(call: str) -> None:
     """
     if _loading:
         raise ConfigError(
-            f"{_loading[-1]} calls {call} at its top level, but every process that trains a method "
-            "of this file loads the file. Put the file's calls below "
+            f"{_loading[-1]} calls {call} while it is loaded, and every process that trains a "
+            "method of this file loads the file. Put such calls below "
             '`if __name__ == "__main__":`.'
         )
 

@@ -168,7 +168,8 @@ class Clients:
             raise RefusedError(
                 text,
                 "Every reply was refused for its form. Correct the method: what it uploads must be "
-                "what its exchange declares, its weight a number above 0 and a metric one number.",
+                "what its exchange declares, its weight above 0 and at most 2**20, and a metric "
+                "one number.",
             )
         raise QuorumError(
             text,

@@ -56,7 +56,7 @@ from fedshot.fleets.unreliable import Chances, Unreliable, by_chance
 from fedshot.fleets.vectorised import Vectorised
 from fedshot.fleets.worker_processes import Processes
 from fedshot.methods import user_methods as own
-from fedshot.protocol.aggregators import PlainMean
+from fedshot.protocol.aggregators import PlainMean, most_dishonest
 from fedshot.protocol.clients import Clients, reduce_replies
 from fedshot.protocol.exchange import Exchange, Fleet, Outcome
 from fedshot.protocol.robust_reducers import Aggregation
@@ -232,12 +232,12 @@ class Experiment:
                 f"attack.name is {self.config.settings['attack']['name']!r}; dishonest from round "
                 f"{self.liars.attack.from_round} on: {named or 'no client'}"
             )
-            expected = getattr(self.config.aggregate, "fraction", 1.0)
-            share = len(self.liars.clients) / len(self.prepared.client_split.train)
-            if share > expected:
+            fraction = getattr(self.config.aggregate, "fraction", None)
+            liars, clients = len(self.liars.clients), len(self.prepared.client_split.train)
+            if fraction is not None and liars > (f := most_dishonest(fraction, clients)):
                 found.append(
-                    f"aggregate.fraction is {expected:g}, and {share:.2g} of the clients are "
-                    "dishonest: more than the aggregation is made for."
+                    f"{liars} of {clients} clients are dishonest; with aggregate.fraction "
+                    f"{fraction:g} the aggregation is made for {f}."
                 )
         resumes = self.begun and self.round < self.config.run.rounds
         if resumes and (changes := self.recorder.changes(self.round, self._environment)):
