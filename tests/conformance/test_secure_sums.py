@@ -71,8 +71,8 @@ def trained(
 @cache
 def refused_methods() -> set[str]:
     """Return the methods that the page on privacy names as refused."""
-    line = next(line for line in PAGE.read_text().split("\n\n") if "is refused for" in line)
-    return set(re.findall(r"`(\w+)`", line.partition("is refused for")[2].partition(":")[0]))
+    named = PAGE.read_text().partition("**Refused**: ")[2].partition(", whose server")[0]
+    return set(re.findall(r"`(\w+)`", named))
 
 
 @pytest.mark.slow
