@@ -170,7 +170,7 @@ def options(place: str, name: str | None = None) -> Listing:
         fix = (
             f"Did you mean {joined([repr(word) for word in near], 'or')}?"
             if near
-            else (nearest(place, {*option_help.PATHS, *components}))
+            else nearest(place, {*option_help.PATHS, *components})
         )
         raise ConfigError(f"there are no options of {place!r}. {fix}")
     return Listing([

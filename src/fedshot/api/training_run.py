@@ -278,7 +278,7 @@ class TrainingRun:
     ) -> Calibration:  # fmt: skip
         """Measure the confidence on the validation classes and store it in the run's folder.
 
-        `classifier` then gives calibrated probabilities and can refuse examples of no class.
+        `classifier` then gives calibrated probabilities and can refuse examples of unknown classes.
 
         Args:
             data: the data in memory that were passed to `fedshot.train`; None if files hold them.

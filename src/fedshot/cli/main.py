@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Raises ConfigError if a user's file makes this call while a process loads the file.
     """
+    # a file can only be loading if the module that loads it is imported, which takes long
     if own := sys.modules.get("fedshot.methods.user_methods"):
         own.refuse_while_loading("fedshot.cli.main.main")
     shutdown.asked.clear()

@@ -71,12 +71,11 @@ def check_traits(method: Method[Any]) -> None:
 def _check_members(method: type[Any]) -> None:
     """Raise ConfigError for options that would not be options, or hide a member of the class."""
     name, options = method.__name__, {one.name for one in fields(method)}
-    known = set().union(*(get_annotations(base) for base in method.__mro__))
-    own = get_annotations(method)
+    inherited = set().union(*(get_annotations(base) for base in method.__mro__))
+    typed = get_annotations(method).keys() | (inherited - options)  # own types, and constants
     for one, value in vars(method).items():
-        is_constant = one in known - options
         is_data = not (callable(value) or hasattr(value, "__get__"))
-        if is_data and not (one.startswith("_") or one in own or is_constant):
+        if is_data and not one.startswith("_") and one not in typed:
             kind = type(value).__name__
             option = f"`{one}: {kind} = ...`, or " if kind in _SIMPLE else ""
             raise ConfigError(

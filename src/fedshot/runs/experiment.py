@@ -677,12 +677,11 @@ def check_belongs(
 
     With `any_device`, `run.device` may differ.
     """
-    held, data = notes["config"]["data"], config.settings["data"]
-    digests = held.get("digest"), data.get("digest")
-    if isinstance(config.data, InMemory) and all(digests) and len({*digests}) == 2:
+    old, new = (one["data"].get("digest") for one in (notes["config"], config.settings))
+    if isinstance(config.data, InMemory) and old and new and old != new:
         raise CheckpointError(
             f"the data in memory are not those that {folder} was started on, or are in another "
-            f"order: their SHA-256 was {digests[0][:12]}, is {digests[1][:12]}. Pass the run's "
+            f"order: their SHA-256 was {old[:12]}, is {new[:12]}. Pass the run's "
             "data, or start a new run under another name."
         )
     may_differ = (*MAY_CHANGE, "run.device") if any_device else MAY_CHANGE

@@ -550,7 +550,7 @@ class PreparedRun(FederatedDataset):
     def _check_asynchronous(self) -> None:
         """Raise ConfigError for what asynchronous rounds do not support."""
         traits, name = self.method.traits, self.config.settings["method"]["name"]
-        averages = (
+        hint = (
             ""
             if traits.gathers is not None or is_packaged(type(self.method))
             else "; if it only averages, its traits must say so: return replace(super().traits, "
@@ -558,7 +558,7 @@ class PreparedRun(FederatedDataset):
         )
         reasons = {
             f"method {name!r}, with these options, does more in a round than average clients' "
-            f"changes of the model{averages}":
+            f"changes of the model{hint}":
                 not traits.sends_changes or traits.gathers is not None,
             f"the clients of {name!r} subtract their own upload from the mean that they receive, "
             "and an asynchronous mean may not contain it": traits.subtracts_own,

@@ -22,7 +22,7 @@ def labels_of(y: Any, n: int, what: str = "label") -> Labels:
     Raises InputError if their number is not n, if a label is missing (None, NaN, NaT, infinite or
     masked), or if labels are fractions.
     """
-    # imported late: scikit-learn doubles the start of every command
+    # imported late: scikit-learn would slow down the start of every command
     from sklearn.utils import column_or_1d
     from sklearn.utils.multiclass import check_classification_targets
 

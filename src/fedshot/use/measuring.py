@@ -127,7 +127,7 @@ def _wrong_way(way: int, classes: int) -> str:
         )
     return (
         f"{classes} validation class is too few to measure confidence on; expected at least two, "
-        "or three to refuse examples of no class. Train with more of them (split.validation)."
+        "and three to detect examples of unknown classes. Train with more (split.validation)."
     )
 
 
